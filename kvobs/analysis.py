@@ -1,0 +1,22 @@
+"""Pure definitions: each formula once, under its owner's name."""
+
+from __future__ import annotations
+
+
+def article_fragmentation_rate(total_bytes: int, largest_bytes: int) -> float | None:
+    """The reference article's (total allocated - largest contiguous block) / total allocated, unitless.
+
+    Absent when nothing is allocated. It is reported because the article defines it; it does not measure
+    fragmentation (many equal buffers alone drive it to 1), so nothing in kvobs decides on it.
+    """
+    return (total_bytes - largest_bytes) / total_bytes if total_bytes > 0 else None
+
+
+def write_amplification(bytes_written: int, bytes_copied: int) -> float | None:
+    """(written + copied) / written, unitless, at least 1: how often each new KV byte was moved. Absent if none."""
+    return (bytes_written + bytes_copied) / bytes_written if bytes_written > 0 else None
+
+
+def unused_share(reserved_bytes: int, allocated_bytes: int) -> float | None:
+    """(reserved - allocated) / reserved: the share of an allocator's device memory that serves nobody now."""
+    return (reserved_bytes - allocated_bytes) / reserved_bytes if reserved_bytes > 0 else None

@@ -1,0 +1,52 @@
+"""A bounded queue between the engine's threads and the one drain thread.
+
+``publish`` is a length test and an append (both atomic under the GIL and per-object locked without it): it
+never blocks, formats or raises. A full queue drops the event and counts it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+
+from kvobs.model import Event
+
+
+class Bus:
+    """Many producers, one consumer. ``active`` is the one attribute that hooks test when kvobs is off."""
+
+    __slots__ = ("_drops", "_dropped_taken", "_limit", "_queue", "active")
+
+    def __init__(self, limit: int) -> None:
+        self.active = True
+        self._limit = limit
+        self._queue: deque[Event] = deque()
+        self._drops = itertools.count()
+        self._dropped_taken = 0
+
+    def publish(self, event: Event) -> None:
+        """Queue the event, or drop and count it when ``limit`` events are waiting."""
+        if len(self._queue) < self._limit:
+            self._queue.append(event)
+        else:
+            next(self._drops)
+
+    def drain(self) -> Iterator[Event]:
+        """Events queued so far, oldest first (those that arrive meanwhile wait for the next drain)."""
+        for _ in range(len(self._queue)):
+            yield self._queue.popleft()
+
+    def take_dropped(self) -> int:
+        """How many events were dropped since the last call (consumer only)."""
+        # itertools.count has no reader: drawing one number tells how many were drawn before it.
+        drawn = next(self._drops)
+        dropped = drawn - self._dropped_taken
+        self._dropped_taken = drawn + 1
+        return dropped
+
+    def clear(self) -> None:
+        """Forget what is queued: in a forked child those events belong to the parent."""
+        self._queue = deque()
+        self._drops = itertools.count()
+        self._dropped_taken = 0

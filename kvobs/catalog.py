@@ -1,0 +1,183 @@
+"""The catalog: every metric once. Exporters, docs, dashboards and alerts derive from these rows.
+
+Units are UCUM; a counter or gauge may sum over ranks only where ``across_ranks`` says ``sum``. ``nature``
+labels every value that is not an exact count or a direct measurement.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+# Seconds. 0.012 is the article's allocation-latency objective (S9): every SLO threshold is a boundary.
+LATENCY_BUCKETS = (1e-6, 1e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.012, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+STEP_BUCKETS = (1e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# The boundaries that the OpenTelemetry GenAI conventions advise for these standard instruments.
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+REQUEST_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+TOKEN_BUCKETS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric: its OpenTelemetry name, kind, unit, attributes, and what it means."""
+
+    name: str
+    kind: Kind
+    unit: str
+    attributes: tuple[str, ...]
+    meaning: str
+    formula: str
+    across_ranks: Literal["sum", "max"] = "sum"
+    nature: Literal["exact", "measured", "estimated", "modelled"] = "exact"
+    buckets: tuple[float, ...] = ()
+
+
+_WHO = ("model", "device", "cache")
+_GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
+
+
+def _counter(name: str, unit: str, attributes: tuple[str, ...], meaning: str, formula: str,
+             nature: Literal["exact", "measured"] = "exact") -> Row:
+    return Row(name=name, kind="counter", unit=unit, attributes=attributes, meaning=meaning, formula=formula,
+               nature=nature)
+
+
+def _gauge(name: str, unit: str, attributes: tuple[str, ...], meaning: str, formula: str,
+           across_ranks: Literal["sum", "max"] = "sum", nature: Literal["exact", "measured"] = "exact") -> Row:
+    return Row(name=name, kind="gauge", unit=unit, attributes=attributes, meaning=meaning, formula=formula,
+               across_ranks=across_ranks, nature=nature)
+
+
+def _histogram(name: str, unit: str, attributes: tuple[str, ...], buckets: tuple[float, ...], meaning: str,
+               formula: str) -> Row:
+    return Row(name=name, kind="histogram", unit=unit, attributes=attributes, meaning=meaning, formula=formula,
+               nature="measured", buckets=buckets)
+
+
+ROWS: tuple[Row, ...] = (
+    _gauge("kvobs.kv.usage", "By", (*_WHO, "state"),
+           "KV-cache bytes of all live caches: held by tokens, or slack (reserved but holding none).",
+           "held = tokens x bytes per token; slack = bytes of the storages - held"),
+    _gauge("kvobs.kv.buffer.largest", "By", _WHO, "The largest single contiguous KV buffer of any live cache.",
+           "max over live K and V storages", across_ranks="max"),
+    _gauge("kvobs.kv.caches", "{cache}", _WHO, "Caches that are alive and hold KV.", "count of live caches"),
+    _gauge("kvobs.kv.fragmentation.article", "1", _WHO,
+           "The reference article's fragmentation rate over KV buffers; its definition, not a measure of waste.",
+           "(total - largest contiguous) / total", across_ranks="max"),
+    _counter("kvobs.kv.reallocations", "{reallocation}", (*_WHO, "phase"),
+             "K or V buffers replaced by a new storage; a dynamic layer's first fill replaces its empty buffer.",
+             "storage address changes seen by the sweep after each step"),
+    _counter("kvobs.kv.written", "By", _WHO, "KV bytes of new tokens.", "new tokens x bytes per token"),
+    _counter("kvobs.kv.copied", "By", _WHO, "KV bytes copied again because a buffer was replaced.",
+             "bytes of the new storage - bytes written"),
+    _gauge("kvobs.kv.blocks", "{block}", (*_WHO, "state"),
+           "Blocks of a paged pool: used by requests, cached (reusable prefixes) or free.", "the pool's own ledger"),
+    _counter("kvobs.kv.block.allocations", "{block}", _WHO, "Blocks a paged pool handed out.",
+             "blocks handed out since the pool began"),
+    _counter("kvobs.kv.block.failures", "{failure}", _WHO, "Requests for blocks that a paged pool refused.",
+             "refusals since the pool began"),
+    _counter("kvobs.kv.preemptions", "{request}", _WHO, "Requests that lost their blocks to others.",
+             "requests reset or offloaded by the scheduler"),
+    _counter("kvobs.migration.io", "By", ("src", "dst"), "KV bytes that changed device.",
+             "bytes of moved K and V buffers"),
+    _counter("kvobs.migration.operations", "{operation}", ("src", "dst"), "KV buffers that changed device.",
+             "count of moved K and V buffers"),
+    _histogram("kvobs.migration.duration", "s", ("src", "dst"), LATENCY_BUCKETS,
+               "Host time of calls that move KV; absent for moves only seen afterwards.", "end - start of the call"),
+    _histogram("kvobs.step.duration", "s", ("model", "device", "phase"), STEP_BUCKETS,
+               "Duration of forward passes.", "end - start of the top-level forward"),
+    _counter("kvobs.step.tokens", "{token}", ("model", "device", "phase"), "Token positions computed.",
+             "rows x query length per step"),
+    _counter("kvobs.turns", "{turn}", ("model", "outcome"), "Generate calls and requests that ended.",
+             "count by outcome: ok, error, cancelled, out_of_memory"),
+    _histogram("gen_ai.server.request.duration", "s", _GEN_AI, REQUEST_BUCKETS, "Duration of generate calls.",
+               "end - start of the call"),
+    _histogram("gen_ai.server.time_to_first_token", "s", _GEN_AI, TTFT_BUCKETS, "Time to the first token.",
+               "first token known to the host - start of the call"),
+    _histogram("gen_ai.server.time_per_output_token", "s", _GEN_AI, TPOT_BUCKETS,
+               "Mean time per output token after the first.", "(end - first token) / (new tokens per row - 1)"),
+    _histogram("gen_ai.client.token.usage", "{token}", (*_GEN_AI, "gen_ai.token.type"), TOKEN_BUCKETS,
+               "Tokens used per call, input and output.", "prompt tokens; new tokens"),
+    _counter("kvobs.out_of_memory", "{error}", ("model",), "Engine calls that ended in an out-of-memory error.",
+             "count of errors"),
+    _histogram("kvobs.alloc.latency", "s", ("device",), LATENCY_BUCKETS,
+               "Latency of requests to the memory allocator.", "end - start of the allocation"),
+    _gauge("kvobs.allocator.usage", "By", ("device", "state"),
+           "Device memory an allocator reserved: allocated, or unused (cached by the allocator).",
+           "unused = reserved - allocated"),
+    _gauge("kvobs.window.fragmentation", "1", ("device",),
+           "Largest share of reserved allocator memory that was unused within the sliding window.",
+           "max of (reserved - allocated) / reserved", across_ranks="max"),
+    _gauge("kvobs.window.largest_free", "By", ("device",),
+           "Smallest of the largest free blocks seen within the sliding window.", "min of largest free block",
+           across_ranks="max"),
+    _gauge("kvobs.window.allocation.variance", "s2", ("device",),
+           "Variance of allocation latency within the sliding window.", "population variance", across_ranks="max",
+           nature="measured"),
+    _gauge("kvobs.window.step.mean", "s", ("model", "device"), "Mean step duration within the sliding window.",
+           "mean", across_ranks="max", nature="measured"),
+    _gauge("kvobs.window.step.variance", "s2", ("model", "device"),
+           "Variance of step duration within the sliding window.", "population variance", across_ranks="max",
+           nature="measured"),
+    _counter("kvobs.self.events", "{event}", (), "Events the drain thread interpreted.", "count"),
+    _counter("kvobs.self.events.dropped", "{event}", ("stage",),
+             "Telemetry lost: the host was spared, the data was not.", "count by stage: queue, store, otlp"),
+    _counter("kvobs.self.hook.duration", "s", ("source",), "Time kvobs spent on the engine's threads.",
+             "sum of the hooks' own timing", nature="measured"),
+    _counter("kvobs.self.hook.failures", "{failure}", ("source",), "Hooks that raised and were detached.", "count"),
+    _counter("kvobs.self.fold.duration", "s", (), "Time the drain thread spent interpreting events.", "sum",
+             nature="measured"),
+    _counter("kvobs.self.window.duration", "s", (), "Time spent keeping and reading the sliding windows.", "sum",
+             nature="measured"),
+    _counter("kvobs.self.series.overflow", "{point}", ("metric",),
+             "Points folded into 'other' because a metric had too many attribute sets.", "count"),
+    _gauge("kvobs.self.store.size", "By", (), "Bytes of this process's store, write-ahead log included.",
+           "file sizes"),
+    _gauge("kvobs.availability", "{subject}", ("subject", "reason"),
+           "1 for what can be observed here, 0 with a reason for what cannot.", "probe", across_ranks="max"),
+)
+
+BY_NAME: dict[str, Row] = {row.name: row for row in ROWS}
+if len(BY_NAME) != len(ROWS):
+    raise RuntimeError("The catalog says a name twice.")
+
+_PROMETHEUS_UNITS = {"s": "seconds", "By": "bytes"}
+
+
+def prometheus_name(row: Row) -> str:
+    """The metric family's Prometheus name, as OpenTelemetry's translation rules give it.
+
+    Source: the OpenTelemetry specification, "Prometheus and OpenMetrics compatibility": dots become
+    underscores, units are spelled out, a unitless gauge ends ``_ratio``, a counter ``_total``.
+    """
+    name = row.name.replace(".", "_")
+    unit = "" if row.unit.startswith("{") else _PROMETHEUS_UNITS.get(row.unit, row.unit)
+    if unit == "1":
+        unit = "ratio" if row.kind == "gauge" else ""
+    if unit and not name.endswith("_" + unit):
+        name += "_" + unit
+    return name + "_total" if row.kind == "counter" and not name.endswith("_total") else name
+
+
+def prometheus_label(attribute: str) -> str:
+    """The Prometheus label of an attribute key."""
+    return attribute.replace(".", "_")
+
+
+def markdown() -> str:
+    """The generated metric table of the README and METRICS pages."""
+    lines = [
+        "| OpenTelemetry name | Prometheus name | kind | unit | attributes | across ranks | nature | meaning | formula |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{row.name}` | `{prometheus_name(row)}` | {row.kind} | `{row.unit}` | "
+        f"{', '.join(f'`{a}`' for a in row.attributes) or '-'} | {row.across_ranks} | {row.nature} | "
+        f"{row.meaning} | {row.formula} |"
+        for row in ROWS
+    ]
+    return "\n".join(lines) + "\n"

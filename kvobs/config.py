@@ -1,0 +1,202 @@
+"""The one frozen configuration, and the only reader of ``KVOBS_*`` and of the config file.
+
+Precedence: explicit overrides, then environment, then the TOML file named by ``KVOBS_CONFIG``, then
+defaults. Every refusal is a :class:`ConfigError` whose text says what is wrong, where, and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ENV_PREFIX = "KVOBS_"
+FILE_VARIABLE = "KVOBS_CONFIG"
+# Set by `kvobs run` for its child or read by the test suite: not settings.
+_FOREIGN = re.compile(r"KVOBS_(CONFIG|BOOTSTRAP|TEST_\w+|BENCH_\w+)$")
+_OFF = {"0", "false", "no", "off", ""}
+_ON = {"1", "true", "yes", "on"}
+
+
+class ConfigError(ValueError):
+    """A setting was refused; ``str()`` is one whole sentence."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Every setting of a kvobs process. Sizes are in bytes, windows in milliseconds."""
+
+    enabled: bool = True
+    store: Path | None = None
+    store_max_bytes: int = 512 * 1024**2
+    prometheus: tuple[str, int] | None = ("127.0.0.1", 9464)
+    otlp: str = "auto"
+    queue_events: int = 65_536
+    window_ms: int = 64
+    session_ids: str = "plain"
+    session_key: bytes = b""
+    record_prompts: bool = False
+    max_series: int = 64
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One row of the settings table: how a text becomes a value, and what the docs say."""
+
+    name: str
+    parse: Callable[[str], Any]
+    allowed: str
+    meaning: str
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _ON:
+        return True
+    if word in _OFF:
+        return False
+    raise ValueError
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text.strip().replace("_", ""))
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return parse
+
+
+_SIZE_UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``"512MiB"``, ``"2 GiB"`` or ``"1048576"``; ValueError otherwise."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _SIZE_UNITS:
+        raise ValueError(text)
+    return int(match[1]) * _SIZE_UNITS[match[2].lower()]
+
+
+def _store_size(text: str) -> int:
+    value = parse_size(text)
+    if value < 1024**2:
+        raise ValueError
+    return value
+
+
+def default_store() -> Path:
+    """The directory of stores when none is named (XDG base directories)."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "kvobs" / "store"
+
+
+def _store(text: str) -> Path | None:
+    word = text.strip()
+    if word.lower() == "off":
+        return None
+    return default_store() if word.lower() == "auto" else Path(word).expanduser()
+
+
+def _endpoint(text: str) -> tuple[str, int] | None:
+    word = text.strip()
+    if word.lower() == "off":
+        return None
+    host, colon, port = word.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError
+    return host.strip("[]"), int(port)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in words:
+            raise ValueError
+        return text.strip().lower()
+
+    return parse
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("enabled", _boolean, "true or false", "observe this process at all"),
+    Setting("store", _store, "a directory, auto or off", "where this process writes its SQLite store"),
+    Setting("store_max_bytes", _store_size, "a size of at least 1MiB, such as 512MiB",
+            "bound on all stores of the directory, write-ahead logs included"),
+    Setting("prometheus", _endpoint, "HOST:PORT (port 0 takes a free one) or off",
+            "where /metrics and /healthz are served"),
+    Setting("otlp", _one_of("auto", "on", "off"), "auto, on or off",
+            "push over OTLP; auto means when OTEL_EXPORTER_OTLP_*ENDPOINT is set or the process has "
+            "global OpenTelemetry providers"),
+    Setting("queue_events", _whole(64, 10_000_000), "a whole number from 64 to 10000000",
+            "bound on events waiting for the drain thread; more are dropped and counted"),
+    Setting("window_ms", _whole(1, 60_000), "a whole number from 1 to 60000",
+            "length of the sliding window in milliseconds"),
+    Setting("session_ids", _one_of("plain", "hashed", "off"), "plain, hashed or off",
+            "how session ids appear on spans and in the store"),
+    Setting("session_key", lambda text: text.encode(), "any text",
+            "key of the session hash; without one each process draws its own"),
+    Setting("record_prompts", _boolean, "true or false", "put prompt and reply text on spans"),
+    Setting("max_series", _whole(1, 10_000), "a whole number from 1 to 10000",
+            "bound on attribute sets per metric; more fold into 'other' and are counted"),
+)
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def load(environ: Mapping[str, str] | None = None, **overrides: str) -> Config:
+    """The configuration of this process.
+
+    Args:
+        environ: the environment to read (default ``os.environ``).
+        overrides: settings by name as texts, as from a command line; they win over everything.
+    Raises:
+        ConfigError: one sentence: which setting, where it came from, what is allowed.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {"store": default_store()}
+    if path := environ.get(FILE_VARIABLE):
+        for name, raw in _read_file(Path(path)).items():
+            values[name] = _parse(name, raw, f"in {path}")
+    for variable, raw in environ.items():
+        if variable.startswith(ENV_PREFIX) and not _FOREIGN.match(variable):
+            values[_known(variable[len(ENV_PREFIX):].lower(), f"environment variable {variable}")] = _parse(
+                variable[len(ENV_PREFIX):].lower(), raw, f"from {variable}")
+    for name, raw in overrides.items():
+        values[_known(name, f"option {name}")] = _parse(name, raw, "from the command line")
+    return Config(**values)
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"The config file {path} named by {FILE_VARIABLE} does not exist.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"The config file {path} cannot be read as TOML: {error}.") from None
+    out: dict[str, str] = {}
+    for name, value in table.items():
+        _known(name, f"key in {path}")
+        if not isinstance(value, str | int | float | bool):
+            raise ConfigError(f"The setting {name!r} in {path} must be {_BY_NAME[name].allowed}.")
+        out[name] = str(value)
+    return out
+
+
+def _known(name: str, where: str) -> str:
+    if name in _BY_NAME:
+        return name
+    near = difflib.get_close_matches(name, _BY_NAME, n=1)
+    hint = f"did you mean {near[0]!r}" if near else "allowed are " + ", ".join(sorted(_BY_NAME))
+    raise ConfigError(f"There is no setting {name!r} ({where}); {hint}.")
+
+
+def _parse(name: str, raw: str, where: str) -> Any:
+    setting = _BY_NAME[_known(name, where)]
+    try:
+        return setting.parse(raw)
+    except ValueError:
+        raise ConfigError(f"The setting {name!r} {where} is {raw!r}; allowed is {setting.allowed}.") from None

@@ -1,0 +1,189 @@
+"""The inert data model: what happened, in integers with units in their names.
+
+Sources append these records on the engine's thread; one drain thread interprets them. Times ending in
+``_ns`` are ``time.monotonic_ns`` of the process that made the record and are never compared across
+processes. ``None`` means absent (not known, not applicable), never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """Who produced an event: shared by all events of one (engine, model, cache kind, device)."""
+
+    source: str
+    model: str
+    cache: str
+    device: str
+    dtype: str
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """One forward pass over one cache, as the sweep after it saw the cache.
+
+    ``by_device`` splits the bytes as (device, held, reserved, largest) when the layers sit on several devices and
+    is empty otherwise. ``kv_bytes`` counts bytes that hold tokens, ``kv_reserved_bytes`` the storages behind them and
+    ``kv_largest_bytes`` the largest single one. ``bytes_written`` is new tokens' K and V, ``bytes_copied``
+    what was copied again because a buffer moved. ``hook_ns`` is the time kvobs itself took.
+    """
+
+    t_ns: int
+    duration_ns: int
+    hook_ns: int
+    origin: Origin
+    cache_id: int
+    prefill: bool
+    tokens: int
+    kv_bytes: int
+    kv_reserved_bytes: int
+    kv_largest_bytes: int
+    reallocations: int
+    bytes_written: int
+    bytes_copied: int
+    by_device: tuple[tuple[str, int, int, int], ...] = ()
+
+
+class Migration(msgspec.Struct, frozen=True, gc=False):
+    """KV bytes that changed device. ``duration_ns`` is host time, absent where only the result was seen."""
+
+    t_ns: int
+    origin: Origin
+    cache_id: int
+    src: str
+    dst: str
+    buffers: int
+    bytes: int
+    duration_ns: int | None
+
+
+class CacheGone(msgspec.Struct, frozen=True, gc=False):
+    """A cache was freed: its bytes no longer count."""
+
+    t_ns: int
+    cache_id: int
+
+
+class Blocks(msgspec.Struct, frozen=True, gc=False):
+    """State of a paged pool after a scheduler step; counts in blocks, the last three since the pool began."""
+
+    t_ns: int
+    origin: Origin
+    cache_id: int
+    block_bytes: int
+    used: int
+    cached: int
+    free: int
+    allocations: int
+    failures: int
+    preemptions: int
+
+
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """One generate call or request, closed. Sums are over its steps; sizes are at its end.
+
+    ``prompt_tokens`` counts the whole prompt including ``cached_tokens``, ``new_tokens`` what was
+    generated (both over all rows of a batch). ``ttft_ns`` runs from the call to the first token, ``tpot_ns``
+    is the mean over the later ones; either is absent where no token was generated.
+    """
+
+    t_ns: int
+    start_ns: int
+    wall_start_ns: int
+    origin: Origin
+    cache_id: int
+    session: str
+    priority: str
+    turn: int
+    outcome: str
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    new_tokens: int
+    kv_bytes: int
+    kv_reserved_bytes: int
+    kv_largest_bytes: int
+    reallocations: int
+    bytes_written: int
+    bytes_copied: int
+    migrations: tuple[tuple[str, str, int, int], ...]
+    ttft_ns: int | None
+    tpot_ns: int | None
+    prefill_ns: int | None
+    hook_ns: int
+    trace_id: str
+    span_id: str
+    sampled: bool
+
+
+class Allocation(msgspec.Struct, frozen=True, gc=False):
+    """One request to a memory allocator and how long it took."""
+
+    t_ns: int
+    device: str
+    bytes: int
+    latency_ns: int
+
+
+class AllocatorState(msgspec.Struct, frozen=True, gc=False):
+    """What an allocator held at one instant; ``largest_free_bytes`` is absent where it cannot be known."""
+
+    t_ns: int
+    device: str
+    reserved_bytes: int
+    allocated_bytes: int
+    largest_free_bytes: int | None
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, gc=False):
+    """An engine call ended in an out-of-memory error (which passed on unchanged)."""
+
+    t_ns: int
+    origin: Origin | None
+    session: str
+    message: str
+
+
+class HookFailed(msgspec.Struct, frozen=True, gc=False):
+    """A hook of kvobs raised and was detached; the host did not see it."""
+
+    t_ns: int
+    source: str
+    hook: str
+    error: str
+
+
+class Availability(msgspec.Struct, frozen=True, gc=False):
+    """Whether something can be observed here; ``reason`` is a whole sentence when it cannot."""
+
+    subject: str
+    available: bool
+    reason: str
+
+
+Event = (
+    Step | Migration | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory | HookFailed | Availability
+)
+Emit = Callable[[Event], None]
+
+
+class Source(Protocol):
+    """One third party that kvobs observes. Installing must be exactly undone by uninstalling."""
+
+    name: str
+
+    def install(self, emit: Emit) -> None:
+        """Hook in (or arrange to when the library is imported). Never raises for an absent library."""
+
+    def uninstall(self) -> None:
+        """Restore every patched object by identity; safe to call twice."""
+
+    def sample(self, now_ns: int) -> Iterable[Event]:
+        """Called about once a second on the drain thread; what a poll can see."""
+
+    def availability(self) -> Iterable[Availability]:
+        """What this source can observe here and what not, with reasons."""

@@ -1,0 +1,228 @@
+"""Composition root: configuration to sources, drain thread, exporters and store; start, stop, fork.
+
+Everything here may lose telemetry (counted), never a request: no call raises into the host, no lock is held
+while an exporter or the disk is slow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from kvobs import config as configuration
+from kvobs.bus import Bus
+from kvobs.config import Config
+from kvobs.exporters import OtelExporter, PrometheusExporter
+from kvobs.metrics import Metrics
+from kvobs.model import Availability, Event, Source
+from kvobs.sources import Wiring, factories
+from kvobs.store import StoreWriter
+
+_log = logging.getLogger("kvobs")
+TICK_S = 0.25
+SAMPLE_NS = 1_000_000_000
+
+
+class Runtime:
+    """One observed process. ``start`` and ``stop`` are idempotent; ``tick`` is the drain thread's body."""
+
+    def __init__(self, config: Config, sources: Sequence[Source] | None = None,
+                 clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.config = config
+        self.bus = Bus(config.queue_events)
+        self._clock = clock
+        self._given_sources = sources
+        self.sources: list[Source] = []
+        self._lifecycle = threading.RLock()
+        self._running = False
+        self._open()
+
+    def _open(self) -> None:
+        """Everything that belongs to this very process (made again in a forked child)."""
+        self.process_id = uuid.uuid4().hex
+        self.metrics = Metrics(window_ms=self.config.window_ms, max_series=self.config.max_series)
+        self.otel = OtelExporter(self.config, self.metrics, self.process_id)
+        self.prometheus: PrometheusExporter | None = None
+        self.store: StoreWriter | None = None
+        self.endpoint: str | None = None
+        self._facts: list[Availability] = []
+        self._wake = threading.Event()
+        self._tick_lock = threading.Lock()
+        self._sampled_ns = -SAMPLE_NS
+        self._thread: threading.Thread | None = None
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Install the sources and start the drain thread and the exporters that the configuration names."""
+        with self._lifecycle:
+            if self._running or not self.config.enabled:
+                return
+            self._running = True
+            self.bus.active = True
+            wiring = Wiring(self.config, self.bus, self.otel_tracer)
+            self.sources = list(self._given_sources) if self._given_sources is not None else [
+                factory(wiring) for factory in factories()]
+            for source in self.sources:
+                self._guarded(f"install {source.name}", source.install, self.bus.publish)
+            self._start_outputs()
+
+    def _start_outputs(self) -> None:
+        if self.config.prometheus is not None:
+            self._guarded("prometheus", self._start_prometheus)
+        if self.config.store is not None:
+            self._guarded("store", self._start_store)
+        self._thread = threading.Thread(target=self._drain_forever, name="kvobs-drain", daemon=True)
+        self._thread.start()
+
+    def _start_prometheus(self) -> None:
+        assert self.config.prometheus is not None
+        host, port = self.config.prometheus
+        exporter, fact = PrometheusExporter.start(self.metrics, host, port)
+        self.prometheus, self.endpoint = exporter, exporter.url if exporter else None
+        if fact is not None:
+            self._facts.append(fact)
+
+    def _start_store(self) -> None:
+        assert self.config.store is not None
+        self.store = StoreWriter(self.config.store, self.config.store_max_bytes, self.process_id,
+                                 endpoint=self.endpoint)
+
+    def stop(self) -> None:
+        """Uninstall the sources, drain what is queued, flush and close the exporters and the store."""
+        with self._lifecycle:
+            if not self._running:
+                return
+            self._running = False
+            for source in self.sources:
+                self._guarded(f"uninstall {source.name}", source.uninstall)
+            self.bus.active = False
+            self._wake.set()
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(timeout=5)
+            self.tick(sample=True)
+            self._guarded("otlp", self.otel.stop)
+            if self.prometheus is not None:
+                self._guarded("prometheus", self.prometheus.stop)
+            if self.store is not None:
+                self._guarded("store", self.store.close)
+
+    def flush(self) -> None:
+        """Bring everything that happened so far to the exporters and the store (for scripts and tests)."""
+        self.tick(sample=True)
+        self._guarded("otlp", self.otel.flush)
+
+    def otel_tracer(self) -> object:
+        """The tracer of the process: the global provider's if there is one, else kvobs's own."""
+        return self.otel.tracer()
+
+    # -- the drain thread ------------------------------------------------------------------------------
+
+    def _drain_forever(self) -> None:
+        wake = self._wake
+        while not wake.wait(TICK_S):
+            self.tick()
+
+    def tick(self, *, sample: bool = False) -> None:
+        """Interpret what is queued; about once a second (or when told) also poll the sources and keep points."""
+        with self._tick_lock:
+            self._guarded("tick", self._tick, sample)
+
+    def _tick(self, sample: bool) -> None:
+        events: list[Event] = list(self.bus.drain())
+        now = self._clock()
+        due = sample or now - self._sampled_ns >= SAMPLE_NS
+        if due:
+            self._sampled_ns = now
+            events += self._facts
+            for source in self.sources:
+                self._guarded(f"sample {source.name}", lambda s=source: events.extend(s.sample(now)))
+                self._guarded(f"availability {source.name}", lambda s=source: events.extend(s.availability()))
+        self.metrics.fold(events)
+        self.metrics.count("kvobs.self.events.dropped", ("queue",), self.bus.take_dropped())
+        if due:
+            self.metrics.refresh(now)
+        self._guarded("otlp", self.otel.tick, self.metrics.take_observations())
+        if self.store is not None:
+            self._guarded("store", self._keep, events, due)
+
+    def _keep(self, events: list[Event], due: bool) -> None:
+        assert self.store is not None
+        self.store.write(events)
+        if due:
+            self.metrics.set("kvobs.self.store.size", (), self.store.size_bytes())
+            self.store.write_points(self.metrics.collect())
+        self.store.commit()
+        self.metrics.count("kvobs.self.events.dropped", ("store",), self.store.take_dropped())
+
+    def _guarded(self, what: str, call: Callable[..., object], *arguments: object) -> None:
+        """Run a part of kvobs; its failure is logged by name and never reaches the host."""
+        try:
+            call(*arguments)
+        except Exception:
+            _log.warning("kvobs: %s failed; telemetry may be incomplete, the process is not affected.", what,
+                         exc_info=_log.isEnabledFor(logging.DEBUG))
+
+    # -- fork ------------------------------------------------------------------------------------------
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew: the parent's queue, thread, sockets, files and spans stay the parent's."""
+        if not self._running:
+            return
+        self._lifecycle = threading.RLock()
+        self.bus.clear()
+        for part in (self.otel, self.prometheus, self.store):
+            if part is not None:
+                self._guarded("fork", part.abandon)
+        self._open()
+        self._start_outputs()
+
+
+_current: Runtime | None = None
+_guard = threading.RLock()
+
+
+def start(config: Config | None = None) -> Runtime:
+    """Start observing this process (once); later calls return the running runtime.
+
+    Raises:
+        kvobs.config.ConfigError: a setting was refused (nothing was started).
+    """
+    global _current
+    with _guard:
+        if _current is None:
+            runtime = Runtime(config if config is not None else configuration.load())
+            runtime.start()
+            _current = runtime
+            atexit.register(stop)
+        return _current
+
+
+def stop() -> None:
+    """Stop observing: everything patched is restored, what was seen is flushed."""
+    global _current
+    with _guard:
+        runtime, _current = _current, None
+        atexit.unregister(stop)
+        if runtime is not None:
+            runtime.stop()
+
+
+def current() -> Runtime | None:
+    """The running runtime, if any."""
+    return _current
+
+
+def _after_fork() -> None:
+    global _guard
+    _guard = threading.RLock()
+    if _current is not None:
+        _current.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,41 @@
+"""Sources: one leaf per third party, imported only inside its factory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvobs.bus import Bus
+from kvobs.config import Config
+from kvobs.model import Source
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+
+class Wiring:
+    """What a source may use: the configuration, the bus (``active`` and ``publish``) and the process's tracer."""
+
+    __slots__ = ("bus", "config", "tracer")
+
+    def __init__(self, config: Config, bus: Bus, tracer: Callable[[], Tracer]) -> None:
+        self.config = config
+        self.bus = bus
+        self.tracer = tracer
+
+
+Factory = Callable[[Wiring], Source]
+
+
+def _transformers(wiring: Wiring) -> Source:
+    from kvobs.sources.transformers import TransformersSource
+
+    return TransformersSource(wiring)
+
+
+def factories() -> tuple[Factory, ...]:
+    """The sources of this version, in the order they are installed."""
+    return (_transformers,)
+
+
+__all__ = ["Factory", "Wiring", "factories"]

@@ -1,0 +1,116 @@
+"""Turns as spans after the OpenTelemetry GenAI conventions.
+
+The call's span is opened on the engine's thread and made current, so that the caller's span is its parent and
+what runs inside the call becomes its child; prefill and decode are written at the end from the turn's times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from opentelemetry import context, trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from kvobs.analysis import article_fragmentation_rate, write_amplification
+from kvobs.model import Turn
+
+OPERATION = "text_completion"
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """Something that happened within a turn: becomes a span event. ``t_ns`` is monotonic."""
+
+    t_ns: int
+    name: str
+    attributes: dict[str, AttributeValue]
+
+
+class OpenTurn:
+    """A span that was started and made current on this thread; ``close`` must run on the same thread."""
+
+    __slots__ = ("_token", "_tracer", "span")
+
+    def __init__(self, tracer: Tracer, span: Span) -> None:
+        self._tracer = tracer
+        self.span = span
+        self._token = context.attach(trace.set_span_in_context(span))
+
+    @property
+    def ids(self) -> tuple[str, str, bool]:
+        """Trace id, span id (hex; empty when no SDK records) and whether the trace is sampled."""
+        found = self.span.get_span_context()
+        if not found.is_valid:
+            return "", "", False
+        return trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id), found.trace_flags.sampled
+
+    def leave(self) -> None:
+        """Make the parent current again (before the span ends)."""
+        context.detach(self._token)
+
+    def close(self, turn: Turn, marks: Sequence[Mark], attributes: Mapping[str, AttributeValue],
+              error: BaseException | None) -> None:
+        """Write the turn's totals, its events and its children, and end the span."""
+        if not self.span.is_recording():
+            self.span.end()
+            return
+        shift = turn.wall_start_ns - turn.start_ns
+        self.span.set_attributes(turn_attributes(turn))
+        self.span.set_attributes(attributes)
+        for mark in marks:
+            self.span.add_event(mark.name, mark.attributes, timestamp=mark.t_ns + shift)
+        if error is not None:
+            self.span.record_exception(error, escaped=True)
+            self.span.set_attribute("error.type", type(error).__qualname__)
+            self.span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
+        if turn.prefill_ns is not None:
+            parent = trace.set_span_in_context(self.span)
+            middle = turn.start_ns + turn.prefill_ns
+            self._child("prefill", parent, turn.start_ns + shift, middle + shift)
+            if turn.steps > 1:
+                self._child("decode", parent, middle + shift, turn.t_ns + shift)
+        self.span.end(turn.t_ns + shift)
+
+    def _child(self, name: str, parent: context.Context, start_ns: int, end_ns: int) -> None:
+        self._tracer.start_span(name, parent, start_time=start_ns).end(end_ns)
+
+
+def open_turn(tracer: Tracer, model: str, wall_start_ns: int, attributes: Mapping[str, AttributeValue]) -> OpenTurn:
+    """Start the span of a generate call, child of whatever span is current, and make it current."""
+    span = tracer.start_span(f"{OPERATION} {model}" if model else OPERATION, kind=SpanKind.INTERNAL,
+                             attributes={"gen_ai.operation.name": OPERATION, "gen_ai.request.model": model,
+                                         **attributes},
+                             start_time=wall_start_ns)
+    return OpenTurn(tracer, span)
+
+
+def turn_attributes(turn: Turn) -> dict[str, AttributeValue]:
+    """The span attributes of a turn; absent values are left out."""
+    found: dict[str, AttributeValue | None] = {
+        "gen_ai.provider.name": turn.origin.source,
+        "gen_ai.usage.input_tokens": turn.prompt_tokens,
+        "gen_ai.usage.output_tokens": turn.new_tokens,
+        "gen_ai.usage.cache_read.input_tokens": turn.cached_tokens,
+        "gen_ai.conversation.id": turn.session or None,
+        "kvobs.session.priority": turn.priority,
+        "kvobs.turn": turn.turn,
+        "kvobs.steps": turn.steps,
+        "kvobs.cache": turn.origin.cache,
+        "kvobs.device": turn.origin.device,
+        "kvobs.dtype": turn.origin.dtype,
+        "kvobs.kv.bytes": turn.kv_bytes,
+        "kvobs.kv.reserved_bytes": turn.kv_reserved_bytes,
+        "kvobs.kv.largest_bytes": turn.kv_largest_bytes,
+        "kvobs.kv.fragmentation.article": article_fragmentation_rate(turn.kv_reserved_bytes, turn.kv_largest_bytes),
+        "kvobs.kv.reallocations": turn.reallocations,
+        "kvobs.kv.written_bytes": turn.bytes_written,
+        "kvobs.kv.copied_bytes": turn.bytes_copied,
+        "kvobs.kv.write_amplification": write_amplification(turn.bytes_written, turn.bytes_copied),
+        "kvobs.migrations": sum(count for _, _, count, _ in turn.migrations),
+        "kvobs.migrated_bytes": sum(moved for _, _, _, moved in turn.migrations),
+        "kvobs.ttft_s": None if turn.ttft_ns is None else turn.ttft_ns / 1e9,
+        "kvobs.tpot_s": None if turn.tpot_ns is None else turn.tpot_ns / 1e9,
+        "kvobs.outcome": turn.outcome,
+    }
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,80 @@
+"""Pure sliding windows over timed samples, O(1) amortised per sample and exact.
+
+Sums are Python integers, so a window's mean and variance carry no rounding from what slid out of it: the
+textbook formula n·Σx² - (Σx)² is exact here, where floats would cancel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+
+class WindowStats(msgspec.Struct, frozen=True, gc=False):
+    """A window's content. ``variance`` is the population variance in squared sample units."""
+
+    count: int
+    mean: float | None
+    variance: float | None
+    minimum: int | None
+    maximum: int | None
+
+
+class SlidingWindow:
+    """The samples of the last ``width_ns`` nanoseconds: those with ``now - width < t <= now``.
+
+    Samples must come in time order; one that is older than the newest is taken at the newest's time, so a
+    late sample is counted rather than lost.
+    """
+
+    __slots__ = ("_highs", "_lows", "_samples", "_sum", "_sum_squares", "width_ns")
+
+    def __init__(self, width_ns: int) -> None:
+        if width_ns <= 0:
+            raise ValueError("A window's width must be a positive number of nanoseconds.")
+        self.width_ns = width_ns
+        self._samples: deque[tuple[int, int]] = deque()
+        self._lows: deque[tuple[int, int]] = deque()
+        self._highs: deque[tuple[int, int]] = deque()
+        self._sum = 0
+        self._sum_squares = 0
+
+    def push(self, t_ns: int, value: int) -> None:
+        """Add a sample and let those that are too old fall out."""
+        if self._samples and t_ns < self._samples[-1][0]:
+            t_ns = self._samples[-1][0]
+        self._samples.append((t_ns, value))
+        self._sum += value
+        self._sum_squares += value * value
+        # Monotonic deques: their heads are the window's minimum and maximum.
+        while self._lows and self._lows[-1][1] >= value:
+            self._lows.pop()
+        self._lows.append((t_ns, value))
+        while self._highs and self._highs[-1][1] <= value:
+            self._highs.pop()
+        self._highs.append((t_ns, value))
+        self.advance(t_ns)
+
+    def advance(self, now_ns: int) -> None:
+        """Let samples at or before ``now_ns - width_ns`` fall out."""
+        edge = now_ns - self.width_ns
+        while self._samples and self._samples[0][0] <= edge:
+            _, value = self._samples.popleft()
+            self._sum -= value
+            self._sum_squares -= value * value
+        while self._lows and self._lows[0][0] <= edge:
+            self._lows.popleft()
+        while self._highs and self._highs[0][0] <= edge:
+            self._highs.popleft()
+
+    def stats(self) -> WindowStats:
+        """The window now; all but ``count`` are absent when it is empty."""
+        n = len(self._samples)
+        if not n:
+            return WindowStats(0, None, None, None, None)
+        variance = (n * self._sum_squares - self._sum * self._sum) / (n * n)
+        return WindowStats(n, self._sum / n, variance, self._lows[0][1], self._highs[0][1])
+
+    def __len__(self) -> int:
+        return len(self._samples)
