@@ -16,7 +16,7 @@ from kvobs.model import Event
 class Bus:
     """Many producers, one consumer. ``active`` is the one attribute that hooks test when kvobs is off."""
 
-    __slots__ = ("_drops", "_dropped_taken", "_limit", "_queue", "active")
+    __slots__ = ("_dropped_taken", "_drops", "_limit", "_queue", "active")
 
     def __init__(self, limit: int) -> None:
         self.active = True

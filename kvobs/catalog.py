@@ -171,7 +171,8 @@ def prometheus_label(attribute: str) -> str:
 def markdown() -> str:
     """The generated metric table of the README and METRICS pages."""
     lines = [
-        "| OpenTelemetry name | Prometheus name | kind | unit | attributes | across ranks | nature | meaning | formula |",
+        "| OpenTelemetry name | Prometheus name | kind | unit | attributes | across ranks | nature | meaning "
+        "| formula |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [

@@ -90,9 +90,12 @@ def _store_size(text: str) -> int:
     return value
 
 
-def default_store() -> Path:
-    """The directory of stores when none is named (XDG base directories)."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+def default_store() -> Path | None:
+    """The directory of stores when none is named (XDG base directories); None for a user without a home."""
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    except RuntimeError:  # a container's arbitrary user id, and no HOME
+        return None
     return Path(base) / "kvobs" / "store"
 
 
@@ -100,7 +103,12 @@ def _store(text: str) -> Path | None:
     word = text.strip()
     if word.lower() == "off":
         return None
-    return default_store() if word.lower() == "auto" else Path(word).expanduser()
+    if not word or "\0" in word:
+        raise ValueError
+    try:
+        return default_store() if word.lower() == "auto" else Path(word).expanduser()
+    except RuntimeError:  # ~nobody-here
+        raise ValueError from None
 
 
 def _endpoint(text: str) -> tuple[str, int] | None:
@@ -138,7 +146,7 @@ SETTINGS: tuple[Setting, ...] = (
             "length of the sliding window in milliseconds"),
     Setting("session_ids", _one_of("plain", "hashed", "off"), "plain, hashed or off",
             "how session ids appear on spans and in the store"),
-    Setting("session_key", lambda text: text.encode(), "any text",
+    Setting("session_key", os.fsencode, "any text",
             "key of the session hash; without one each process draws its own"),
     Setting("record_prompts", _boolean, "true or false", "put prompt and reply text on spans"),
     Setting("max_series", _whole(1, 10_000), "a whole number from 1 to 10000",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import bisect
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -133,7 +134,7 @@ class Metrics:
             if value is None:
                 self._points[name].pop(attributes, None)
             else:
-                self._points[name][self._admit(name, attributes)] = value
+                self._put(name, attributes, value)
 
     def take_observations(self) -> list[Observation]:
         """Histogram observations since the last call."""
@@ -187,6 +188,7 @@ class Metrics:
         window = self._windows.get((name, attributes))
         if window is None:
             if len(self._windows) >= 4 * self._max_series:
+                self._add("kvobs.self.series.overflow", (_WINDOW_ROWS[name][0][0],), 1)
                 return
             window = self._windows[name, attributes] = SlidingWindow(self._width_ns)
         window.push(t_ns, value)
@@ -261,9 +263,10 @@ class Metrics:
         points = self._points["kvobs.availability"]
         for key in [key for key in points if key[0] == fact.subject]:
             del points[key]
-        points[self._admit("kvobs.availability", (fact.subject, fact.reason))] = int(fact.available)
+        self._put("kvobs.availability", (fact.subject, fact.reason), int(fact.available))
 
     def _refresh_caches(self) -> None:
+        who: Attributes
         held: dict[Attributes, int] = {}
         reserved: dict[Attributes, int] = {}
         largest: dict[Attributes, int] = {}
@@ -275,8 +278,8 @@ class Metrics:
                 reserved[who] = reserved.get(who, 0) + reserved_bytes
                 largest[who] = max(largest.get(who, 0), largest_bytes)
                 caches[who] = caches.get(who, 0) + 1
-        usage: dict[Attributes, Value] = {}
-        rates: dict[Attributes, Value] = {}
+        usage: dict[Attributes, float] = {}
+        rates: dict[Attributes, float] = {}
         for who, total in reserved.items():
             usage[*who, "held"] = held[who]
             usage[*who, "slack"] = total - held[who]
@@ -284,30 +287,32 @@ class Metrics:
                 rates[who] = rate
         self._replace("kvobs.kv.usage", usage)
         self._replace("kvobs.kv.fragmentation.article", rates)
-        self._replace("kvobs.kv.buffer.largest", dict(largest))
-        self._replace("kvobs.kv.caches", dict(caches))
+        self._replace("kvobs.kv.buffer.largest", largest)
+        self._replace("kvobs.kv.caches", caches)
 
     def _refresh_pools(self) -> None:
-        blocks: dict[Attributes, Value] = {}
+        blocks: dict[Attributes, float] = {}
         for pool in self._pools.values():
             who = (pool.origin.model, pool.origin.device, pool.origin.cache)
             for state, number in (("used", pool.used), ("cached", pool.cached), ("free", pool.free)):
-                before = blocks.get((*who, state), 0)
-                blocks[*who, state] = (0 if isinstance(before, Histogram) else before) + number
+                blocks[*who, state] = blocks.get((*who, state), 0) + number
         self._replace("kvobs.kv.blocks", blocks)
 
     def _refresh_allocators(self) -> None:
-        usage: dict[Attributes, Value] = {}
+        usage: dict[Attributes, float] = {}
         for device, state in self._allocators.items():
             usage[device, "allocated"] = state.allocated_bytes
             usage[device, "unused"] = state.reserved_bytes - state.allocated_bytes
         self._replace("kvobs.allocator.usage", usage)
 
     def _refresh_windows(self, now_ns: int) -> None:
-        fresh: dict[str, dict[Attributes, Value]] = {name: {} for names in _WINDOW_ROWS.values() for name, _, _ in names}
-        for (kind, attributes), window in self._windows.items():
+        fresh: dict[str, dict[Attributes, float]] = {
+            name: {} for rows in _WINDOW_ROWS.values() for name, _, _ in rows}
+        for (kind, attributes), window in list(self._windows.items()):
             window.advance(now_ns)
             stats = window.stats()
+            if not stats.count:
+                del self._windows[kind, attributes]
             for name, field, scale in _WINDOW_ROWS[kind]:
                 value = getattr(stats, field)
                 if value is not None:
@@ -315,10 +320,20 @@ class Metrics:
         for name, points in fresh.items():
             self._replace(name, points)
 
-    def _replace(self, name: str, points: dict[Attributes, Value]) -> None:
+    def _replace(self, name: str, points: Mapping[Attributes, float]) -> None:
         self._points[name] = {}
         for attributes, value in points.items():
-            self._points[name][self._admit(name, attributes)] = value
+            self._put(name, attributes, value)
+
+    def _put(self, name: str, attributes: Attributes, value: float) -> None:
+        """Set a gauge's point; one that folds into 'other' joins it as the row aggregates across ranks."""
+        points = self._points[name]
+        key = self._admit(name, attributes)
+        before = points.get(key)
+        if key == attributes or before is None or isinstance(before, Histogram):
+            points[key] = value
+        else:
+            points[key] = max(before, value) if BY_NAME[name].across_ranks == "max" else before + value
 
 
 _WINDOW_ROWS: dict[str, tuple[tuple[str, str, float], ...]] = {
@@ -328,7 +343,7 @@ _WINDOW_ROWS: dict[str, tuple[tuple[str, str, float], ...]] = {
     "free": (("kvobs.window.largest_free", "minimum", 1),),
 }
 
-_FOLDERS: dict[type, Callable[[Metrics, object], None]] = {  # type: ignore[assignment]
+_FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
     model.Step: Metrics._fold_step,
     model.Migration: Metrics._fold_migration,
     model.CacheGone: Metrics._fold_gone,
