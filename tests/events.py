@@ -1,0 +1,53 @@
+"""Events for tests: one plain example of each type, and builders with the fields that a test does not care about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvobs import model
+
+ORIGIN = model.Origin("transformers", "tiny", "DynamicCache", "cpu", "float32")
+
+
+def origin(model_name: str = "tiny", device: str = "cpu", cache: str = "DynamicCache") -> model.Origin:
+    return model.Origin("transformers", model_name, cache, device, "float32")
+
+
+def step(**fields: Any) -> model.Step:
+    values: dict[str, Any] = {
+        "t_ns": 1_000, "duration_ns": 60_000_000, "hook_ns": 50_000, "origin": ORIGIN, "cache_id": 1, "prefill": False,
+        "tokens": 1, "kv_bytes": 1_000, "kv_reserved_bytes": 1_200, "kv_largest_bytes": 100, "reallocations": 4,
+        "bytes_written": 100, "bytes_copied": 900}
+    return model.Step(**values | fields)
+
+
+def turn(**fields: Any) -> model.Turn:
+    values: dict[str, Any] = {
+        "t_ns": 3_000_000_000, "start_ns": 1_000_000_000, "wall_start_ns": 1_700_000_000_000_000_000, "origin": ORIGIN,
+        "cache_id": 1, "session": "anna", "priority": "normal", "turn": 2, "outcome": "ok", "steps": 5,
+        "prompt_tokens": 11, "cached_tokens": 4, "new_tokens": 5, "kv_bytes": 1_000, "kv_reserved_bytes": 1_600,
+        "kv_largest_bytes": 400, "reallocations": 20, "bytes_written": 500, "bytes_copied": 1_500,
+        "migrations": (("cpu", "meta", 2, 64),), "ttft_ns": 500_000_000, "tpot_ns": 375_000_000,
+        "prefill_ns": 400_000_000, "hook_ns": 9_000, "trace_id": "", "span_id": "", "sampled": False}
+    return model.Turn(**values | fields)
+
+
+def blocks(**fields: Any) -> model.Blocks:
+    values: dict[str, Any] = {
+        "t_ns": 1_000, "origin": origin(cache="PagedAttentionCache"), "cache_id": 7, "block_bytes": 4_096, "used": 3,
+        "cached": 2, "free": 11, "allocations": 5, "failures": 1, "preemptions": 1}
+    return model.Blocks(**values | fields)
+
+
+EXAMPLES: tuple[model.Event, ...] = (
+    step(by_device=(("cpu", 600, 700, 100), ("meta", 400, 500, 100))),
+    model.Migration(5, ORIGIN, 1, "cpu", "meta", 2, 64, 1_500),
+    model.CacheGone(6, 1),
+    blocks(),
+    turn(),
+    model.Allocation(7, "cuda:0", 512, 300_000),
+    model.AllocatorState(8, "cuda:0", 2_000_000, 1_500_000, 400_000),
+    model.OutOfMemory(9, ORIGIN, "anna", "out of memory"),
+    model.HookFailed(10, "transformers", "Cache.update", "ValueError: no"),
+    model.Availability("cuda", False, "There is no CUDA device."),
+)
