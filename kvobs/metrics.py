@@ -227,6 +227,11 @@ class Metrics:
         self._add("kvobs.kv.block.failures", who, pool.failures - (before.failures if before else 0))
         self._add("kvobs.kv.preemptions", who, pool.preemptions - (before.preemptions if before else 0))
         self._pools[pool.cache_id] = pool
+        cache = self._caches.get(pool.cache_id)
+        if cache is not None and len(cache.parts) == 1:
+            # Blocks that were given back since the last step (finished, cancelled, preempted) are not held any more.
+            device, _, reserved, largest = cache.parts[0]
+            cache.parts = ((device, pool.used * pool.block_bytes, reserved, largest),)
 
     def _fold_turn(self, turn: model.Turn) -> None:
         name = turn.origin.model

@@ -28,14 +28,14 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenTurn:
-    """A span that was started and made current on this thread; ``close`` must run on the same thread."""
+    """A started span. When attached it is current on this thread, and ``leave`` must run on the same thread."""
 
     __slots__ = ("_token", "_tracer", "span")
 
-    def __init__(self, tracer: Tracer, span: Span) -> None:
+    def __init__(self, tracer: Tracer, span: Span, *, attach: bool = True) -> None:
         self._tracer = tracer
         self.span = span
-        self._token = context.attach(trace.set_span_in_context(span))
+        self._token = context.attach(trace.set_span_in_context(span)) if attach else None
 
     @property
     def ids(self) -> tuple[str, str, bool]:
@@ -47,7 +47,8 @@ class OpenTurn:
 
     def leave(self) -> None:
         """Make the parent current again (before the span ends)."""
-        context.detach(self._token)
+        if self._token is not None:
+            context.detach(self._token)
 
     def close(self, turn: Turn, marks: Sequence[Mark], attributes: Mapping[str, AttributeValue],
               error: BaseException | None) -> None:
@@ -76,13 +77,17 @@ class OpenTurn:
         self._tracer.start_span(name, parent, start_time=start_ns).end(end_ns)
 
 
-def open_turn(tracer: Tracer, model: str, wall_start_ns: int, attributes: Mapping[str, AttributeValue]) -> OpenTurn:
-    """Start the span of a generate call, child of whatever span is current, and make it current."""
-    span = tracer.start_span(f"{OPERATION} {model}" if model else OPERATION, kind=SpanKind.INTERNAL,
+def open_turn(tracer: Tracer, model: str, wall_start_ns: int, attributes: Mapping[str, AttributeValue], *,
+              parent: context.Context | None = None, attach: bool = True) -> OpenTurn:
+    """Start the span of a generate call or request, child of ``parent`` (default: of whatever span is current).
+
+    It is made current unless ``attach`` is false, as for a request that another thread will work on.
+    """
+    span = tracer.start_span(f"{OPERATION} {model}" if model else OPERATION, context=parent, kind=SpanKind.INTERNAL,
                              attributes={"gen_ai.operation.name": OPERATION, "gen_ai.request.model": model,
                                          **attributes},
                              start_time=wall_start_ns)
-    return OpenTurn(tracer, span)
+    return OpenTurn(tracer, span, attach=attach)
 
 
 def turn_attributes(turn: Turn) -> dict[str, AttributeValue]:
