@@ -174,7 +174,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: str) -> Config:
             values[_known(variable[len(ENV_PREFIX):].lower(), f"environment variable {variable}")] = _parse(
                 variable[len(ENV_PREFIX):].lower(), raw, f"from {variable}")
     for name, raw in overrides.items():
-        values[_known(name, f"option {name}")] = _parse(name, raw, "from the command line")
+        values[_known(name, f"option {name}")] = _parse(name, raw, "given explicitly")
     return Config(**values)
 
 

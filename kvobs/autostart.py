@@ -1,0 +1,236 @@
+"""When a process becomes worth observing: start on demand, never deadlock an import, never raise.
+
+An armed process pays one call per module that it imports. The runtime (a thread, an endpoint, a store) begins
+only once a library that kvobs observes was imported, so that a shell tool or pip below ``kvobs run`` opens
+nothing. Only cheap modules of the standard library are imported at the top.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Self
+
+    from kvobs.runtime import Runtime
+
+# The libraries that the sources of this version observe.
+TRIGGERS = frozenset({"transformers"})
+
+_armed = False
+_settings: dict[str, str] = {}
+_starting = threading.Lock()
+_reported = False
+_multiprocessing_watched = False
+
+
+def arm(settings: Mapping[str, object] | None = None) -> None:
+    """Start kvobs as soon as one of ``TRIGGERS`` has been imported (now, if one is already).
+
+    Never raises; a refused setting is logged once, as one sentence, when kvobs would have started.
+    """
+    global _armed
+    _settings.update(_texts(settings or {}))
+    _armed = True
+    if not TRIGGERS.isdisjoint(sys.modules):
+        _start_unless_starting()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def disarm() -> None:
+    """Undo ``arm``; a runtime that already began goes on."""
+    global _armed
+    _armed = False
+    _settings.clear()
+    _remove_finders()
+
+
+def instrument(settings: Mapping[str, object]) -> Handle:
+    """Start at once.
+
+    Raises:
+        kvobs.config.ConfigError: one of ``settings`` was refused; a bad environment is logged instead.
+    """
+    from kvobs import config
+
+    texts = _texts(settings)
+    config.load({}, **texts)
+    with _starting:
+        if texts and _current() is not None:
+            import logging
+
+            logging.getLogger("kvobs").warning(
+                "kvobs: this process is already observed; the settings of the second instrument() are not used.")
+        _start(texts)
+    return Handle()
+
+
+def uninstrument() -> None:
+    """Stop the runtime, if any, and do not start on demand any more."""
+    disarm()
+    found = _current()
+    if found is not None:
+        from kvobs import runtime
+
+        runtime.stop()
+
+
+class Handle:
+    """What ``kvobs.instrument`` returns."""
+
+    @property
+    def active(self) -> bool:
+        """Whether this process is observed."""
+        return self.runtime is not None
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The running runtime."""
+        return _current()
+
+    @property
+    def endpoint(self) -> str | None:
+        """The address of the metrics page, if one is served."""
+        return self.runtime.endpoint if self.runtime is not None else None
+
+    def flush(self) -> None:
+        """Bring everything that happened so far to the exporters and the store."""
+        if self.runtime is not None:
+            self.runtime.flush()
+
+    def uninstrument(self) -> None:
+        """Stop observing, as ``kvobs.uninstrument``."""
+        uninstrument()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstrument()
+
+
+class _Finder:
+    """Asked before every import; steps aside for good once a trigger is looked for."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name not in TRIGGERS:
+            return None
+        try:
+            import importlib.util
+
+            import wrapt
+
+            # Looking for a module is not importing it (libraries probe): only wrapt's hook starts kvobs.
+            for trigger in TRIGGERS:
+                wrapt.register_post_import_hook(_imported, trigger)
+            _remove_finders()
+            return importlib.util.find_spec(name)  # anew, now that wrapt's finder stands first
+        except Exception as error:
+            _report(error)
+            return None
+
+
+def _remove_finders() -> None:
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, _Finder)]:
+        sys.meta_path.remove(finder)
+
+
+def _imported(_: ModuleType) -> None:
+    if _armed:
+        _start_unless_starting()
+
+
+def _start_unless_starting() -> None:
+    # Never wait here: this thread holds the import lock of the trigger, and the one that is starting may need it.
+    if _starting.acquire(blocking=False):
+        try:
+            _start(_settings)
+        finally:
+            _starting.release()
+
+
+def _start(texts: Mapping[str, str]) -> None:
+    """Start the runtime unless it runs; a failure of any kind is logged once."""
+    if _current() is not None:
+        return
+    try:
+        from kvobs import config
+
+        loaded = config.load(os.environ, **texts)
+        if not loaded.enabled:
+            return
+        from kvobs import runtime
+
+        runtime.start(loaded)
+        _finish_forked_workers()
+    except Exception as error:
+        _report(error)
+
+
+def _current() -> Runtime | None:
+    module = sys.modules.get("kvobs.runtime")
+    found: Runtime | None = module.current() if module is not None else None
+    return found
+
+
+def _finish_forked_workers() -> None:
+    """Workers that multiprocessing forks end without ``atexit``: have them flush through its own finalizers."""
+    global _multiprocessing_watched
+    if not _multiprocessing_watched:
+        _multiprocessing_watched = True
+        import wrapt
+
+        wrapt.register_post_import_hook(_watch_multiprocessing, "multiprocessing.util")
+
+
+def _watch_multiprocessing(util: ModuleType) -> None:
+    from kvobs import runtime
+
+    # The registry of finalizers is emptied in the child after the fork, then the after-fork functions run.
+    util.register_after_fork(runtime, lambda module: util.Finalize(None, module.stop, exitpriority=-10))
+
+
+def _texts(settings: Mapping[str, object]) -> dict[str, str]:
+    return {name: _text(value) for name, value in settings.items()}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if isinstance(value, tuple):
+        return ":".join(map(str, value))
+    return str(value)
+
+
+def _report(error: Exception) -> None:
+    """Say once, in one sentence, that and why this process is not observed."""
+    global _reported
+    if _reported:
+        return
+    _reported = True
+    import logging
+
+    from kvobs.config import ConfigError
+
+    reason = str(error) if isinstance(error, ConfigError) else f"starting failed with {type(error).__name__}: {error}"
+    log = logging.getLogger("kvobs")
+    log.error("kvobs: this process is not observed: %s", reason, exc_info=log.isEnabledFor(logging.DEBUG))
+
+
+def _after_fork() -> None:
+    global _starting
+    _starting = threading.Lock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

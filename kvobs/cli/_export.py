@@ -1,0 +1,31 @@
+"""``kvobs export``: a store as Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvobs.cli._errors import Refused
+
+
+def export(parquet: Annotated[Path, typer.Option("--parquet", metavar="OUT", help="Directory for the Parquet files.")],
+           store: Annotated[Path | None, typer.Argument(help="A store or a directory of stores; default: the "
+                                                             "configured one.")] = None) -> None:
+    """Write what a store holds as Parquet files."""
+    from kvobs import config
+
+    found = store if store is not None else config.load().store
+    if found is None:
+        raise Refused("The store is off in this configuration; name the store to export.")
+    if not found.exists():
+        raise Refused(f"There is no store at {found}.")
+    from kvobs.store import export_parquet
+
+    try:
+        export_parquet(found, parquet)
+    except ImportError:
+        raise Refused("Parquet needs pyarrow; install it with: pip install 'kvobs[lab]'.") from None
+    except OSError as error:
+        raise Refused(f"The export to {parquet} failed: {error}.") from error

@@ -1,0 +1,144 @@
+"""The questions of ``kvobs doctor``; each answers with a whole sentence and changes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from packaging.requirements import Requirement
+
+from kvobs import __version__
+from kvobs.config import Config
+from kvobs.model import Availability
+
+_TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_METRICS = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+_ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Availability]:
+    """Everything, in the order in which a reader would fix it."""
+    from kvobs.instrumentor import supported
+
+    needed = supported()
+    findings = [
+        Availability("python", True, f"kvobs {__version__} runs under Python {platform.python_version()}."),
+        *(library(name, needed.get(name), "torch") for name in ("torch", "transformers")),
+        nvidia(),
+        library("opentelemetry-sdk", None, "otel"),
+        *otlp(config, environ),
+        library("prometheus-client", None, "prometheus"),
+        metrics_endpoint(config),
+        store(config),
+    ]
+    if not config.enabled:
+        findings.insert(0, Availability("kvobs", False, "The setting 'enabled' is off, so nothing is observed."))
+    return findings
+
+
+def library(name: str, needed: Requirement | None, extra: str) -> Availability:
+    """Whether a project is installed, in a version that kvobs supports."""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Availability(name, False, f"It is not installed; pip install 'kvobs[{extra}]' brings it.")
+    if needed is None:
+        return Availability(name, True, f"Version {version} is installed.")
+    supported = needed.specifier.contains(version, prereleases=True)
+    return Availability(name, supported, f"Version {version} is installed; {needed.specifier} is supported.")
+
+
+def nvidia() -> Availability:
+    """Whether there are NVIDIA devices whose caches could be observed, asked of the driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return Availability("nvidia", False, "The module pynvml is not installed, so devices are not looked for; "
+                                             "pip install 'kvobs[nvml]' brings it.")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Availability("nvidia", False, f"The driver did not answer ({error}); caches in CPU memory are observed.")
+    try:
+        names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+                 for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        return Availability("nvidia", False, f"The devices could not be listed ({error}).")
+    finally:
+        pynvml.nvmlShutdown()
+    return Availability("nvidia", bool(names), f"The driver lists {', '.join(names) or 'no device'}.")
+
+
+def otlp(config: Config, environ: Mapping[str, str]) -> Iterator[Availability]:
+    """Where spans and metrics would be pushed, and whether somebody accepts connections there."""
+    for signal, variable in (("traces", _TRACES), ("metrics", _METRICS)):
+        subject = f"otlp {signal}"
+        url = environ.get(variable) or environ.get(_ALL)
+        if config.otlp == "off":
+            yield Availability(subject, False, "The setting 'otlp' is off.")
+        elif url:
+            yield _reachable(subject, url)
+        elif config.otlp == "auto":
+            yield Availability(subject, False, f"No endpoint is configured; set {_ALL}, or global providers in code.")
+        else:
+            grpc = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc") == "grpc"
+            yield _reachable(subject, f"http://localhost:{4317 if grpc else 4318}")
+
+
+def _reachable(subject: str, url: str) -> Availability:
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        host, port = parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        host = port = None
+    if host is None or port is None:
+        return Availability(subject, False, f"The endpoint {url!r} names no host and port.")
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError as error:
+        return Availability(subject, False, f"Nobody accepts connections at {host}:{port} ({_reason(error)}).")
+    return Availability(subject, True, f"The endpoint {host}:{port} accepts connections.")
+
+
+def metrics_endpoint(config: Config) -> Availability:
+    """Whether the address of the metrics page is free."""
+    if config.prometheus is None:
+        return Availability("prometheus", False, "The setting 'prometheus' is off.")
+    host, port = config.prometheus
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
+                                                      flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        return Availability("prometheus", False,
+                            f"The address {host}:{port} cannot be served ({_reason(error)}); a free port is taken.")
+    return Availability("prometheus", True, f"The address {host}:{port} is free for /metrics.")
+
+
+def store(config: Config) -> Availability:
+    """Whether stores can be written in the configured directory."""
+    if config.store is None:
+        return Availability("store", False, "The setting 'store' is off.")
+    existing = _nearest(config.store)
+    if not existing.is_dir():
+        return Availability("store", False, f"{existing} is not a directory, so {config.store} cannot be used.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Availability("store", False, f"The directory {existing} is not writable.")
+    return Availability("store", True, f"Stores are written in {config.store}.")
+
+
+def _nearest(path: Path) -> Path:
+    path = path.absolute()
+    return next(candidate for candidate in (path, *path.parents) if candidate.exists())
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
