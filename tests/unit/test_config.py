@@ -1,0 +1,188 @@
+"""Configuration: precedence, every setting's values, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvobs.config import SETTINGS, Config, ConfigError, default_store, load, parse_size
+
+# Setting: (text, value) pairs that are accepted, and texts that are refused. Written by hand.
+ACCEPTED: dict[str, list[tuple[str, object]]] = {
+    "enabled": [("1", True), ("true", True), (" YES ", True), ("on", True), ("0", False), ("False", False),
+                ("no", False), ("off", False), ("", False)],
+    "store": [("off", None), ("OFF", None), ("/var/lib/kvobs", Path("/var/lib/kvobs")), ("here", Path("here"))],
+    "store_max_bytes": [("1MiB", 1 << 20), ("512 mib", 1 << 29), ("2GiB", 1 << 31), ("1048576", 1 << 20),
+                        ("1048576b", 1 << 20)],
+    "prometheus": [("off", None), ("127.0.0.1:9464", ("127.0.0.1", 9464)), ("[::1]:0", ("::1", 0)),
+                   ("localhost:65535", ("localhost", 65535))],
+    "otlp": [("auto", "auto"), ("ON", "on"), ("off", "off")],
+    "queue_events": [("64", 64), ("10_000_000", 10_000_000)],
+    "window_ms": [("1", 1), ("60000", 60_000)],
+    "session_ids": [("plain", "plain"), ("Hashed", "hashed"), ("off", "off")],
+    "session_key": [("secret", b"secret"), ("ключ", "ключ".encode()), ("", b""), ("\udcff", b"\xff")],
+    "record_prompts": [("true", True), ("off", False)],
+    "max_series": [("1", 1), ("10000", 10_000)],
+}
+REFUSED: dict[str, list[str]] = {
+    "enabled": ["2", "maybe", "tru"],
+    "store": ["", "  ", "~nobody-has-this-name/x", "a\0b"],
+    "store_max_bytes": ["1048575", "1KiB", "-1", "512MB", "many", "", "1.5GiB"],
+    "prometheus": ["9464", ":9464", "localhost:", "localhost:65536", "localhost:-1", "localhost:x", ""],
+    "otlp": ["yes", "true", ""],
+    "queue_events": ["63", "10000001", "1e3", "-64", ""],
+    "window_ms": ["0", "60001", "64.0", "64ms"],
+    "session_ids": ["hash", "true", ""],
+    "session_key": ["\ud800"],
+    "record_prompts": ["all", "2"],
+    "max_series": ["0", "10001", "ten"],
+}
+CASES = [(name, text, value) for name, pairs in ACCEPTED.items() for text, value in pairs]
+BAD = [(name, text) for name, texts in REFUSED.items() for text in texts]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kvobs.toml"
+
+
+def test_the_tables_of_this_test_cover_every_setting() -> None:
+    """A new setting needs accepted and refused values here, and every field of Config is a setting."""
+    names = {setting.name for setting in SETTINGS}
+    assert names == set(ACCEPTED) == set(REFUSED) == {field.name for field in msgspec.structs.fields(Config)}
+
+
+@pytest.mark.parametrize(("name", "text", "value"), CASES)
+def test_accepted_values(name: str, text: str, value: object) -> None:
+    """A setting has the value that its text means, from the environment and from an override alike."""
+    assert getattr(load({f"KVOBS_{name.upper()}": text}), name) == value
+    assert getattr(load({}, **{name: text}), name) == value
+
+
+@pytest.mark.parametrize(("name", "text"), BAD)
+def test_refused_values(name: str, text: str) -> None:
+    """A refusal says which setting, where it came from, what it was and what is allowed, in one sentence."""
+    allowed = next(setting.allowed for setting in SETTINGS if setting.name == name)
+    for where, environ, overrides in ((f"from KVOBS_{name.upper()}", {f"KVOBS_{name.upper()}": text}, {}),
+                                      ("given explicitly", {}, {name: text})):
+        with pytest.raises(ConfigError) as caught:
+            load(environ, **overrides)
+        assert str(caught.value) == f"The setting {name!r} {where} is {text!r}; allowed is {allowed}."
+
+
+def test_defaults(tmp_path: Path) -> None:
+    """Without any setting: on, loopback endpoint, plain ids, no prompts, and a store under XDG_STATE_HOME."""
+    assert load({}) == Config(store=tmp_path / "state" / "kvobs" / "store")
+    assert Config().prometheus == ("127.0.0.1", 9464)
+    assert Config().record_prompts is False
+    assert Config().store_max_bytes == 512 * 1024 * 1024
+    assert Config().window_ms == 64
+
+
+def test_defaults_pass_their_own_parsers() -> None:
+    """Every default is a value that the setting's own text form can express."""
+    for setting in SETTINGS:
+        default = getattr(Config(), setting.name)
+        text = {"store": "off", "prometheus": "127.0.0.1:9464", "session_key": ""}.get(setting.name, str(default))
+        assert setting.parse(text) == default, setting.name
+
+
+def test_precedence(file: Path) -> None:
+    """An override beats the environment, which beats the file, which beats the default."""
+    file.write_text('window_ms = 10\nmax_series = 20\notlp = "off"\n', encoding="utf-8")
+    environ = {"KVOBS_CONFIG": str(file), "KVOBS_WINDOW_MS": "11", "KVOBS_MAX_SERIES": "21"}
+    config = load(environ, window_ms="12")
+    assert (config.window_ms, config.max_series, config.otlp, config.queue_events) == (12, 21, "off", 65_536)
+
+
+def test_a_file_may_use_toml_types(file: Path) -> None:
+    """Booleans and integers of TOML mean what they say."""
+    file.write_text('enabled = false\nstore_max_bytes = 1048576\nstore = "off"\n', encoding="utf-8")
+    config = load({"KVOBS_CONFIG": str(file)})
+    assert (config.enabled, config.store_max_bytes, config.store) == (False, 1 << 20, None)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("window_ms = 0", "The setting 'window_ms' in {file} is '0'; allowed is a whole number from 1 to 60000."),
+    ("window_ms = [1]", "The setting 'window_ms' in {file} must be a whole number from 1 to 60000."),
+    ("window_ms = 1.0", "The setting 'window_ms' in {file} is '1.0'; allowed is a whole number from 1 to 60000."),
+    ("windowms = 1", "There is no setting 'windowms' (key in {file}); did you mean 'window_ms'?"),
+])
+def test_refusals_of_a_file_name_it(file: Path, text: str, message: str) -> None:
+    """What a file gets wrong is said with the file's path."""
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load({"KVOBS_CONFIG": str(file)})
+    assert str(caught.value).rstrip(".?") == message.format(file=file).rstrip(".?")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A missing file, a directory, bytes that are not text and text that is not TOML are each one sentence."""
+    missing, broken, binary = tmp_path / "no.toml", tmp_path / "broken.toml", tmp_path / "binary.toml"
+    broken.write_text("= 1", encoding="utf-8")
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"no\.toml named by KVOBS_CONFIG does not exist\.$"):
+        load({"KVOBS_CONFIG": str(missing)})
+    for path in (tmp_path, broken, binary):
+        with pytest.raises(ConfigError, match=r"^The config file .* cannot be read as TOML: .*\.$"):
+            load({"KVOBS_CONFIG": str(path)})
+
+
+@pytest.mark.parametrize("name", ["KVOBS_CONFIG", "KVOBS_BOOTSTRAP", "KVOBS_TEST_MODEL", "KVOBS_BENCH_STEPS"])
+def test_variables_that_are_not_settings(name: str) -> None:
+    """What `kvobs run` and the test suite set is not mistaken for a setting."""
+    assert load({name: ""}) == load({})
+
+
+def test_other_variables_are_ignored() -> None:
+    """Only KVOBS_* is read."""
+    assert load({"WINDOW_MS": "1", "OTEL_SDK_DISABLED": "true", "XKVOBS_WINDOW_MS": "1"}) == load({})
+
+
+@pytest.mark.parametrize(("written", "meant"), [("windows_ms", "window_ms"), ("prometeus", "prometheus"),
+                                                ("sesion_ids", "session_ids"), ("store_max_byte", "store_max_bytes")])
+def test_an_unknown_setting_names_the_nearest(written: str, meant: str) -> None:
+    """A misspelt setting is refused with the one that was probably meant."""
+    with pytest.raises(ConfigError, match=f"^There is no setting '{written}' .*did you mean '{meant}'"):
+        load({f"KVOBS_{written.upper()}": "1"})
+    with pytest.raises(ConfigError, match=f"^There is no setting '{written}' .*did you mean '{meant}'"):
+        load({}, **{written: "1"})
+
+
+def test_a_setting_like_no_other_lists_what_there_is() -> None:
+    """Where nothing is near, every setting is listed."""
+    with pytest.raises(ConfigError) as caught:
+        load({"KVOBS_QQQQQQQ": "1"})
+    assert all(setting.name in str(caught.value) for setting in SETTINGS)
+
+
+def test_the_configuration_is_frozen() -> None:
+    """Nobody changes a setting after start."""
+    config = Config()
+    with pytest.raises(AttributeError, match="immutable"):
+        config.window_ms = 1  # type: ignore[misc]
+
+
+def test_the_default_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XDG_STATE_HOME, else ~/.local/state; a user without a home has no default store instead of a traceback."""
+    assert default_store() == Path(os.environ["XDG_STATE_HOME"]) / "kvobs" / "store"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/anna")
+    assert default_store() == Path("/home/anna/.local/state/kvobs/store")
+    assert load({}, store="~/kv").store == Path("/home/anna/kv")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert default_store() is None
+    assert load({}).store is None
+
+
+@pytest.mark.parametrize(("text", "size"), [("0", 0), ("1KiB", 1024), (" 3 TiB ", 3 * 1024**4), ("7b", 7)])
+def test_sizes(text: str, size: int) -> None:
+    """Sizes are whole numbers of bytes or of binary units."""
+    assert parse_size(text) == size
