@@ -19,7 +19,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A stand-in for a watched third-party module, with one class."""
     name = "transformers.cache_utils"
     module = ModuleType(name)
-    exec("class Cache:\n    def update(self): return 1\n    @classmethod\n    def make(cls): return cls()", vars(module))
+    exec("class Cache:\n    def update(self): return 1\n    @classmethod\n    def make(cls): return cls()\n",
+         vars(module))
     module.Cache.__module__ = name
     monkeypatch.setitem(sys.modules, name, module)
     return module
