@@ -1,0 +1,145 @@
+"""kvobs's own OpenTelemetry providers, for a process that has none. The one module that imports the SDK.
+
+The SDK's own batch processor and periodic reader can block a shutdown for 30 s, restart their threads on the parent's
+connections in a forked child, and do not tell what they dropped; both are replaced here by a :class:`Pusher`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult, MetricsData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from kvobs.exporters._environment import Protocol, number, resource_attributes
+from kvobs.exporters._pusher import Pusher
+from kvobs.exporters._sender import Sender
+
+Lost = Callable[[int], None]
+
+
+def resource(environ: Mapping[str, str], process_id: str) -> Resource:
+    """The process as OTLP sees it: the SDK's defaults and detectors, the user's attributes on top."""
+    found = Resource.create()
+    if "service.instance.id" not in resource_attributes(environ):
+        found = found.merge(Resource({"service.instance.id": process_id}))
+    return found
+
+
+def span_exporter_class(protocol: Protocol) -> Callable[[], Any]:
+    """The OTLP span exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables itself; ImportError if missing."""
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
+
+        return Grpc
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
+
+    return Http
+
+
+def metric_exporter_class(protocol: Protocol) -> Callable[[], Any]:
+    """The OTLP metric exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables itself; ImportError if missing."""
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as Grpc
+
+        return Grpc
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
+
+    return Http
+
+
+def count_points(data: MetricsData) -> int:
+    """Data points in a collection."""
+    return sum(len(metric.data.data_points) for of_resource in data.resource_metrics
+               for scope in of_resource.scope_metrics for metric in scope.metrics)
+
+
+class SpanQueue(SpanProcessor):
+    """Ended spans waiting for their push: bounded; a full queue drops the newest and counts it."""
+
+    def __init__(self, exporter: Any, lost: Lost, environ: Mapping[str, str]) -> None:
+        self._queue: deque[ReadableSpan] = deque()
+        self._limit = int(number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 2048))
+        self._batch = min(self._limit, int(number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)))
+        self._drop_lock = threading.Lock()
+        self._dropped = 0
+        self._closed = False
+        self.sender = Sender("spans", exporter, SpanExportResult.SUCCESS, lost)
+        self.pusher = Pusher("kvobs-otlp-spans", self._push, number(environ, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue a sampled span (on the engine's thread: no waiting, no formatting)."""
+        if self._closed or span.context is None or not span.context.trace_flags.sampled:
+            return
+        if len(self._queue) >= self._limit:
+            with self._drop_lock:
+                self._dropped += 1
+            return
+        self._queue.append(span)
+        if len(self._queue) >= self._batch:
+            self.pusher.ask()
+
+    def take_dropped(self) -> int:
+        """How many spans found the queue full since the last call."""
+        with self._drop_lock:
+            dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def abandon(self) -> None:
+        """In a forked child: ignore spans that the parent's provider still ends here."""
+        self._closed = True
+
+    def close(self) -> int:
+        """Take no more spans; returns how many were still waiting and are lost."""
+        self._closed = True
+        waiting = len(self._queue)
+        self._queue.clear()
+        return waiting
+
+    def _push(self) -> None:
+        while batch := self._take():
+            self.sender.send(batch, len(batch))
+
+    def _take(self) -> list[ReadableSpan]:
+        batch: list[ReadableSpan] = []
+        # close() may empty the queue between a length test and a popleft.
+        while len(batch) < self._batch:
+            try:
+                batch.append(self._queue.popleft())
+            except IndexError:
+                break
+        return batch
+
+
+class Traces:
+    """A private TracerProvider; without an exporter its spans have valid ids and go nowhere."""
+
+    def __init__(self, environ: Mapping[str, str], process_id: str, exporter: Any | None, lost: Lost) -> None:
+        self.provider = TracerProvider(resource=resource(environ, process_id), shutdown_on_exit=False)
+        self.queue: SpanQueue | None = None
+        if exporter is not None:
+            self.queue = SpanQueue(exporter, lost, environ)
+            self.provider.add_span_processor(self.queue)
+
+
+class Meters:
+    """A private MeterProvider whose points are pushed on kvobs's own thread."""
+
+    def __init__(self, environ: Mapping[str, str], process_id: str, exporter: Any, lost: Lost) -> None:
+        self._reader = InMemoryMetricReader(getattr(exporter, "_preferred_temporality", None),
+                                            getattr(exporter, "_preferred_aggregation", None))
+        self.provider = MeterProvider([self._reader], resource(environ, process_id), shutdown_on_exit=False)
+        self.sender = Sender("metrics", exporter, MetricExportResult.SUCCESS, lost)
+        self.pusher = Pusher("kvobs-otlp-metrics", self._push,
+                             number(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1e3)
+
+    def _push(self) -> None:
+        data = self._reader.get_metrics_data()
+        if data is not None and (size := count_points(data)):
+            self.sender.send(data, size)
