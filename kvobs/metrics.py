@@ -209,6 +209,11 @@ class Metrics:
         self._observe("kvobs.step.duration", (origin.model, origin.device, phase), step.duration_ns * _SECOND)
         self._window("step", (origin.model, origin.device), step.t_ns, step.duration_ns)
 
+    def _fold_rewrite(self, rewrite: model.Rewrite) -> None:
+        who = (rewrite.origin.model, rewrite.origin.device, rewrite.origin.cache)
+        self._add("kvobs.kv.reallocations", (*who, "rewrite"), rewrite.reallocations)
+        self._add("kvobs.kv.copied", who, rewrite.bytes_copied)
+
     def _fold_migration(self, move: model.Migration) -> None:
         pair = (move.src, move.dst)
         self._add("kvobs.migration.io", pair, move.bytes)
@@ -351,6 +356,7 @@ _WINDOW_ROWS: dict[str, tuple[tuple[str, str, float], ...]] = {
 _FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
     model.Step: Metrics._fold_step,
     model.Migration: Metrics._fold_migration,
+    model.Rewrite: Metrics._fold_rewrite,
     model.CacheGone: Metrics._fold_gone,
     model.Blocks: Metrics._fold_blocks,
     model.Turn: Metrics._fold_turn,

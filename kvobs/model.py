@@ -61,6 +61,16 @@ class Migration(msgspec.Struct, frozen=True, gc=False):
     duration_ns: int | None
 
 
+class Rewrite(msgspec.Struct, frozen=True, gc=False):
+    """Buffers were rearranged between steps (beam reorder, batch repeat or selection, crop)."""
+
+    t_ns: int
+    origin: Origin
+    cache_id: int
+    reallocations: int
+    bytes_copied: int
+
+
 class CacheGone(msgspec.Struct, frozen=True, gc=False):
     """A cache was freed: its bytes no longer count."""
 
@@ -166,7 +176,7 @@ class Availability(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = (
-    Step | Migration | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory | HookFailed | Availability
+    Step | Migration | Rewrite | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory | HookFailed | Availability
 )
 Emit = Callable[[Event], None]
 

@@ -1,0 +1,121 @@
+"""Which caches are alive, under which session, and what the last sweep saw. Holds caches weakly."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+from kvobs.model import CacheGone, Emit, Origin
+from kvobs.sources.transformers._sweep import CacheSweep, layers_of
+
+SOURCE = "transformers"
+# Tensors without memory of their own: nothing can be measured on them.
+_WITHOUT_STORAGE = frozenset({"FakeTensor", "FunctionalTensor"})
+_ids = itertools.count(1)
+
+
+class CacheRecord:
+    """What kvobs remembers of one cache. ``ref`` is weak; ``lock`` guards the turn of bare forward calls."""
+
+    __slots__ = ("bare", "blind", "id", "keys", "lock", "model", "origin", "ref", "session", "sweep")
+
+    def __init__(self, model: str) -> None:
+        self.id = next(_ids)
+        self.model = model
+        self.session = ""
+        self.sweep = CacheSweep()
+        self.origin: Origin | None = None
+        self.blind = False
+        self.bare: Any = None
+        self.lock = threading.Lock()
+        self.keys: list[int] = []
+        self.ref: weakref.ref[Any] | None = None
+
+    def layers(self) -> list[Any] | None:
+        """The cache's layers now, or None when it is gone."""
+        cache = self.ref() if self.ref is not None else None
+        return None if cache is None else layers_of(cache)
+
+    def identify(self, cache: Any, layers: list[Any]) -> Origin:
+        """Who this cache is, read from its first layer that holds keys."""
+        device = dtype = "unknown"
+        for layer in layers:
+            keys = getattr(layer, "keys", None)
+            if keys is None:
+                keys = next(iter((getattr(layer, "recurrent_states", None) or {}).values()), None)
+            if keys is not None:
+                device, dtype = str(keys.device), str(keys.dtype).removeprefix("torch.")
+                break
+        kind = type(cache).__name__
+        quantized = next((type(x).__name__ for x in layers if hasattr(x, "_quantized_keys")), "")
+        if getattr(cache, "offloading", False):
+            kind = f"{kind}(offloaded)"
+        self.origin = Origin(SOURCE, self.model, quantized or kind, device, dtype)
+        return self.origin
+
+
+class CacheRegistry:
+    """Records by cache identity; an encoder-decoder cache is also known by its two inner caches."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._records: dict[int, CacheRecord] = {}
+        self._layers: dict[int, tuple[CacheRecord, int]] = {}
+        self.gone: deque[CacheRecord] = deque()
+
+    def find(self, cache: Any) -> CacheRecord | None:
+        """The record of a cache (or of the one it is part of), if it is followed."""
+        return self._records.get(id(cache))
+
+    def add(self, cache: Any, model: str, layers: list[Any], *, fresh: bool = False) -> CacheRecord:
+        """Begin to follow a cache; what it holds already is its baseline, unless the pass just made it (``fresh``)."""
+        record = CacheRecord(model)
+        record.blind = any(type(getattr(x, "keys", None)).__name__ in _WITHOUT_STORAGE for x in layers)
+        inner = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+        for part in (cache, *inner):
+            if part is not None:
+                record.keys.append(id(part))
+                self._records[id(part)] = record
+        record.ref = weakref.ref(cache, lambda _, record=record: self._drop(record))
+        if not record.blind:
+            record.sweep.baseline([] if fresh else layers)
+        return record
+
+    def locate(self, layer: Any) -> tuple[CacheRecord, int] | None:
+        """The followed cache that a layer belongs to, and its position there."""
+        found = self._layers.get(id(layer))
+        if found is not None:
+            layers = found[0].layers()
+            if layers is not None and found[1] < len(layers) and layers[found[1]] is layer:
+                return found
+        for record in list(self._records.values()):
+            for index, candidate in enumerate(record.layers() or ()):
+                if candidate is layer:
+                    if len(self._layers) > 10_000:
+                        self._layers.clear()
+                    self._layers[id(layer)] = (record, index)
+                    return record, index
+        return None
+
+    def records(self) -> list[CacheRecord]:
+        """Every followed cache once."""
+        return list({record.id: record for record in list(self._records.values())}.values())
+
+    def _drop(self, record: CacheRecord) -> None:
+        # Runs inside the garbage collector, on any thread: only appends and pops.
+        for key in record.keys:
+            self._records.pop(key, None)
+        self.gone.append(record)
+        self._emit(CacheGone(time.monotonic_ns(), record.id))
+
+    def clear(self) -> None:
+        """Forget every cache."""
+        for record in self.records():
+            record.ref = None
+        self._records.clear()
+        self._layers.clear()
+        self.gone.clear()

@@ -1,0 +1,319 @@
+"""The hooks themselves: thin wrappers that measure, and pass everything through unchanged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvobs.bus import Bus
+from kvobs.model import Migration, Origin, Rewrite, Step
+from kvobs.sources._patch import Patches
+from kvobs.sources.transformers._calls import cache_in, cache_out, describe, model_name, query_shape
+from kvobs.sources.transformers._caches import SOURCE, CacheRecord, CacheRegistry
+from kvobs.sources.transformers._sweep import Delta, layers_of
+from kvobs.sources.transformers._turns import LiveTurn, Turns, outcome_of
+
+Function = Callable[..., Any]
+IDLE_NS = 5_000_000_000
+
+
+class _Local(threading.local):
+    busy = False
+    turn: LiveTurn | None = None
+
+
+class Hooks:
+    """Makes the wrappers. ``local`` is per thread: inside a forward pass, and the generate call in progress."""
+
+    def __init__(self, bus: Bus, patches: Patches, caches: CacheRegistry, turns: Turns,
+                 is_compiling: Callable[[], bool], record_prompts: bool) -> None:
+        self._bus, self._patches, self._caches, self._turns = bus, patches, caches, turns
+        self._is_compiling = is_compiling
+        self._record_prompts = record_prompts
+        self._local = _Local()
+
+    # -- forward passes --------------------------------------------------------------------------------
+
+    def forward(self, original: Function) -> Function:
+        """Around ``PreTrainedModel.__call__``: the outermost forward pass is a step."""
+        bus, local, is_compiling, observed = self._bus, self._local, self._is_compiling, self._observed
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not bus.active or local.busy:
+                return original(self, *args, **kwargs)
+            return observed(self, original, (self, *args), kwargs)
+
+        return __call__
+
+    def compiled(self, original: Function) -> Function:
+        """Around ``get_compiled_call``: the compiled forward is a step, timed and swept from outside."""
+        bus, local, is_compiling, observed = self._bus, self._local, self._is_compiling, self._observed
+
+        def get_compiled_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inner = original(self, *args, **kwargs)
+            if not bus.active or is_compiling():
+                return inner
+            model = self
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if not bus.active or local.busy:
+                    return inner(*args, **kwargs)
+                return observed(model, inner, args, kwargs)
+
+            return call
+
+        return get_compiled_call
+
+    def _observed(self, model: Any, run: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        local = self._local
+        entered = time.monotonic_ns()
+        turn, prefill = local.turn, False
+        try:
+            cache = cache_in(kwargs)
+            if cache is not None and self._caches.find(cache) is None:
+                self._follow(cache, model)
+            if turn is not None:
+                prefill = turn.begins(entered)
+        except Exception as error:
+            self._patches.fail("PreTrainedModel.__call__", error)
+            return run(*args, **kwargs)
+        local.busy = True
+        before = time.monotonic_ns()
+        try:
+            output = run(*args, **kwargs)
+        except BaseException as error:
+            if turn is None:
+                self._failed_outside(error, cache)
+            raise
+        finally:
+            after = time.monotonic_ns()
+            local.busy = False
+        try:
+            self._after(model, cache, args, kwargs, output, turn, prefill, entered, before, after)
+        except Exception as error:
+            self._patches.fail("PreTrainedModel.__call__", error)
+        return output
+
+    def _after(self, model: Any, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any,
+               turn: LiveTurn | None, prefill: bool, entered: int, before: int, after: int) -> None:
+        if cache is None:
+            cache = cache_out(output)
+        layers = None if cache is None else layers_of(cache)
+        if layers is None:
+            if turn is not None:
+                turn.took_without_cache(after)
+            return
+        record = self._caches.find(cache)
+        if record is None:
+            record = self._caches.add(cache, model_name(model), layers, fresh=True)
+        if record.blind:
+            return
+        rows, length = query_shape(args, kwargs)
+        delta = record.sweep.step(layers, length)
+        origin = record.origin
+        if origin is None or delta.by_device or delta.moves:
+            origin = record.identify(cache, layers)
+        if turn is not None:
+            turn.took(record, delta, length, prefill, after)
+            record.session = turn.session
+        else:
+            prefill = self._bare(record, model, delta, rows, length, before, after)
+        for src, dst, buffers, size in delta.moves:
+            self._bus.publish(Migration(after, origin, record.id, src, dst, buffers, size, None))
+        self._bus.publish(Step(
+            after, after - before, before - entered + time.monotonic_ns() - after, origin, record.id, prefill,
+            rows * length, delta.held, delta.reserved, delta.largest, delta.reallocations, delta.written,
+            delta.copied, delta.by_device))
+
+    def _follow(self, cache: Any, model: Any) -> None:
+        layers = layers_of(cache)
+        if layers is not None:
+            self._caches.add(cache, model_name(model), layers)
+
+    # -- bare forward passes ---------------------------------------------------------------------------
+
+    def _bare(self, record: CacheRecord, model: Any, delta: Delta, rows: int, length: int, before: int,
+              after: int) -> bool:
+        """Count a pass outside generate; a multi-token pass after single-token ones begins the next turn."""
+        with record.lock:
+            turn: LiveTurn | None = record.bare
+            if turn is not None and length > 1 and turn.first_ns is not None:
+                record.bare = None
+                self.close_bare(turn)
+                turn = None
+            if turn is None:
+                turn = self._turns.open(model, record.model, record, None)
+                turn.wall_start_ns -= turn.start_ns - before
+                turn.start_ns = before
+                turn.rows = rows
+                turn.parent = _current_context()
+                record.bare = turn
+                prefill = True
+            else:
+                prefill = length > 1
+                if not prefill and turn.first_ns is None:
+                    turn.first_ns = before
+            turn.took(record, delta, length, prefill, after)
+            if prefill:
+                turn.prompt = turn.consumed
+            return prefill
+
+    def close_bare(self, turn: LiveTurn) -> None:
+        """End a turn of bare passes at its last pass; its span is written as a whole."""
+        self._turns.trace(turn, {}, turn.parent, attach=False)
+        self._turns.close(turn, rows=turn.rows, new_per_row=None, prompt_tokens=turn.prompt * turn.rows,
+                          end_ns=turn.last_ns, error=None, attributes={})
+
+    def close_idle(self, now_ns: int, *, everything: bool = False) -> None:
+        """Close bare turns whose cache is gone or which have been idle for five seconds."""
+        gone = []
+        while self._caches.gone:
+            gone.append(self._caches.gone.popleft())
+        for record in [*gone, *self._caches.records()]:
+            with record.lock:
+                turn: LiveTurn | None = record.bare
+                if turn is None or not (everything or record in gone or now_ns - turn.last_ns > IDLE_NS):
+                    continue
+                record.bare = None
+            self.close_bare(turn)
+
+    def _failed_outside(self, error: BaseException, cache: Any) -> None:
+        from kvobs.model import OutOfMemory
+
+        if outcome_of(error) == "out_of_memory":
+            record = self._caches.find(cache) if cache is not None else None
+            self._bus.publish(OutOfMemory(time.monotonic_ns(), record.origin if record else None,
+                                          "", str(error)[:500]))
+
+    # -- generate --------------------------------------------------------------------------------------
+
+    def generate(self, original: Function) -> Function:
+        """Around ``GenerationMixin.generate``: a call is a turn and a span."""
+        bus, local, is_compiling, hooks = self._bus, self._local, self._is_compiling, self
+
+        def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = local.turn
+            if is_compiling() or not bus.active or kwargs.get("cache_implementation") == "paged" or (
+                    outer is not None and outer.owner is self and not outer.steps):
+                return original(self, *args, **kwargs)
+            entered = time.monotonic_ns()
+            try:
+                call = describe(self, args, kwargs)
+                record = hooks._caches.find(call.cache) if call.cache is not None else None
+                turn = hooks._turns.open(self, model_name(self), record, outer)
+                turn.prompt, turn.rows = call.prompt, call.rows
+                hooks._turns.trace(turn, call.attributes)
+            except Exception as error:
+                hooks._patches.fail("GenerationMixin.generate", error)
+                return original(self, *args, **kwargs)
+            local.turn = turn
+            turn.hook_ns = time.monotonic_ns() - entered
+            failure: BaseException | None = None
+            result: Any = None
+            try:
+                result = original(self, *args, **kwargs)
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                left = time.monotonic_ns()
+                local.turn = outer
+                try:
+                    rows, new, attributes = call.outcome(result, hooks._record_prompts)
+                    hooks._turns.close(turn, rows=rows, new_per_row=new, prompt_tokens=call.prompt_tokens(turn),
+                                       end_ns=left, error=failure, attributes=attributes)
+                except Exception as error:
+                    hooks._patches.fail("GenerationMixin.generate", error)
+            return result
+
+        return generate
+
+    # -- between passes --------------------------------------------------------------------------------
+
+    def rewriting(self, name: str) -> Callable[[Function], Function]:
+        """Around a ``Cache`` method that rearranges buffers between passes."""
+
+        def make(original: Function) -> Function:
+            bus, caches, is_compiling, hooks = self._bus, self._caches, self._is_compiling, self
+
+            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(self, *args, **kwargs)
+                if is_compiling() or not bus.active:
+                    return result
+                record = caches.find(self)
+                if record is not None and not record.blind:
+                    try:
+                        hooks._rewritten(record)
+                    except Exception as error:
+                        hooks._patches.fail(f"Cache.{name}", error)
+                return result
+
+            return method
+
+        return make
+
+    def _rewritten(self, record: CacheRecord) -> None:
+        layers = record.layers()
+        if layers is None:
+            return
+        delta = record.sweep.rewritten(layers)
+        turn = self._local.turn or record.bare
+        if turn is not None and record.id in turn.records:
+            turn.rewrote(record, delta)
+        if not delta.reallocations and not delta.moves:
+            return
+        now = time.monotonic_ns()
+        cache = record.ref() if record.ref is not None else None
+        origin = record.origin or record.identify(cache, layers)
+        self._bus.publish(Rewrite(now, origin, record.id, delta.reallocations, delta.copied))
+        for src, dst, buffers, size in delta.moves:
+            self._bus.publish(Migration(now, origin, record.id, src, dst, buffers, size, None))
+
+    def moving(self, name: str) -> Callable[[Function], Function]:
+        """Around a layer's ``offload`` or ``prefetch``: bytes between devices and the host time of the call."""
+
+        def make(original: Function) -> Function:
+            bus, is_compiling, hooks = self._bus, self._is_compiling, self
+
+            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+                keys = getattr(self, "keys", None)
+                if keys is None or is_compiling() or not bus.active:
+                    return original(self, *args, **kwargs)
+                source = keys.device
+                began = time.monotonic_ns()
+                result = original(self, *args, **kwargs)
+                ended = time.monotonic_ns()
+                try:
+                    if self.keys.device != source:
+                        hooks._moved(self, str(source), began, ended)
+                except Exception as error:
+                    hooks._patches.fail(f"CacheLayerMixin.{name}", error)
+                return result
+
+            return method
+
+        return make
+
+    def _moved(self, layer: Any, src: str, began: int, ended: int) -> None:
+        dst = str(layer.keys.device)
+        size = layer.keys.nbytes + layer.values.nbytes
+        found = self._caches.locate(layer)
+        origin = Origin(SOURCE, "unknown", type(layer).__name__, dst, str(layer.keys.dtype).removeprefix("torch."))
+        record_id = 0
+        turn = self._local.turn
+        if found is not None:
+            record, index = found
+            record.sweep.moved(index, layer)
+            origin, record_id = record.origin or origin, record.id
+            turn = turn or record.bare
+        if turn is not None:
+            turn.moved(ended, src, dst, 2, size, ended - began)
+        self._bus.publish(Migration(ended, origin, record_id, src, dst, 2, size, ended - began))
+
+
+def _current_context() -> Any:
+    from opentelemetry import context
+
+    return context.get_current()
