@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
+from _thread import allocate_lock  # threading would double what this module costs every process
 from collections.abc import Mapping
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ TRIGGERS = frozenset({"transformers"})
 
 _armed = False
 _settings: dict[str, str] = {}
-_starting = threading.Lock()
+_starting = allocate_lock()
 _reported = False
 _multiprocessing_watched = False
 
@@ -221,16 +221,16 @@ def _report(error: Exception) -> None:
     _reported = True
     import logging
 
-    from kvobs.config import ConfigError
-
-    reason = str(error) if isinstance(error, ConfigError) else f"starting failed with {type(error).__name__}: {error}"
+    settings = sys.modules.get("kvobs.config")  # importing it here could fail, and this must not
+    refused = settings is not None and isinstance(error, settings.ConfigError)
+    reason = str(error) if refused else f"starting failed with {type(error).__name__}: {error}"
     log = logging.getLogger("kvobs")
     log.error("kvobs: this process is not observed: %s", reason, exc_info=log.isEnabledFor(logging.DEBUG))
 
 
 def _after_fork() -> None:
     global _starting
-    _starting = threading.Lock()  # a thread of the parent may have held it
+    _starting = allocate_lock()  # a thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_after_fork)

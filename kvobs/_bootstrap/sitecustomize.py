@@ -30,7 +30,7 @@ def _arm() -> None:
         arm()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        sys.stderr.write(f"kvobs: {sys.executable} is not observed, because kvobs cannot be imported there ({reason}).\n")
+        sys.stderr.write(f"kvobs: {sys.executable} is not observed: it cannot import kvobs ({reason}).\n")
 
 
 try:
