@@ -20,8 +20,8 @@ from kvobs.catalog import BY_NAME, ROWS, Row
 from kvobs.windows import SlidingWindow
 
 Attributes = tuple[str, ...]
-_SECOND = 1e-9
-_PPB = 1_000_000_000  # windows hold integers: a share travels as parts per billion
+_SECOND = 1e9  # in nanoseconds; dividing rounds once, so that a latency on a boundary is not above it
+_PPB = 1e9  # windows hold integers: a share travels as parts per billion
 
 
 class Exemplar(msgspec.Struct, frozen=True, gc=False):
@@ -108,8 +108,8 @@ class Metrics:
                 count += 1
             if count:
                 self._add("kvobs.self.events", (), count)
-                self._add("kvobs.self.fold.duration", (), (self._clock() - started) * _SECOND)
-                self._add("kvobs.self.window.duration", (), self._window_ns * _SECOND)
+                self._add("kvobs.self.fold.duration", (), (self._clock() - started) / _SECOND)
+                self._add("kvobs.self.window.duration", (), self._window_ns / _SECOND)
         return count
 
     def refresh(self, now_ns: int) -> None:
@@ -120,7 +120,7 @@ class Metrics:
             self._refresh_allocators()
             started = self._clock()
             self._refresh_windows(now_ns)
-            self._add("kvobs.self.window.duration", (), (self._clock() - started) * _SECOND)
+            self._add("kvobs.self.window.duration", (), (self._clock() - started) / _SECOND)
 
     def count(self, name: str, attributes: Attributes, amount: float) -> None:
         """Add to a counter from outside the event stream (drops, failures)."""
@@ -205,8 +205,8 @@ class Metrics:
         self._add("kvobs.kv.written", who, step.bytes_written)
         self._add("kvobs.kv.copied", who, step.bytes_copied)
         self._add("kvobs.step.tokens", (origin.model, origin.device, phase), step.tokens)
-        self._add("kvobs.self.hook.duration", (origin.source,), step.hook_ns * _SECOND)
-        self._observe("kvobs.step.duration", (origin.model, origin.device, phase), step.duration_ns * _SECOND)
+        self._add("kvobs.self.hook.duration", (origin.source,), step.hook_ns / _SECOND)
+        self._observe("kvobs.step.duration", (origin.model, origin.device, phase), step.duration_ns / _SECOND)
         self._window("step", (origin.model, origin.device), step.t_ns, step.duration_ns)
 
     def _fold_rewrite(self, rewrite: model.Rewrite) -> None:
@@ -219,7 +219,7 @@ class Metrics:
         self._add("kvobs.migration.io", pair, move.bytes)
         self._add("kvobs.migration.operations", pair, move.buffers)
         if move.duration_ns is not None:
-            self._observe("kvobs.migration.duration", pair, move.duration_ns * _SECOND)
+            self._observe("kvobs.migration.duration", pair, move.duration_ns / _SECOND)
 
     def _fold_gone(self, gone: model.CacheGone) -> None:
         self._caches.pop(gone.cache_id, None)
@@ -241,18 +241,18 @@ class Metrics:
     def _fold_turn(self, turn: model.Turn) -> None:
         name = turn.origin.model
         self._add("kvobs.turns", (name, turn.outcome), 1)
-        self._add("kvobs.self.hook.duration", (turn.origin.source,), turn.hook_ns * _SECOND)
+        self._add("kvobs.self.hook.duration", (turn.origin.source,), turn.hook_ns / _SECOND)
         who = ("text_completion", turn.origin.source, name)
-        self._observe("gen_ai.server.request.duration", who, (turn.t_ns - turn.start_ns) * _SECOND, turn)
+        self._observe("gen_ai.server.request.duration", who, (turn.t_ns - turn.start_ns) / _SECOND, turn)
         if turn.ttft_ns is not None:
-            self._observe("gen_ai.server.time_to_first_token", who, turn.ttft_ns * _SECOND, turn)
+            self._observe("gen_ai.server.time_to_first_token", who, turn.ttft_ns / _SECOND, turn)
         if turn.tpot_ns is not None:
-            self._observe("gen_ai.server.time_per_output_token", who, turn.tpot_ns * _SECOND, turn)
+            self._observe("gen_ai.server.time_per_output_token", who, turn.tpot_ns / _SECOND, turn)
         self._observe("gen_ai.client.token.usage", (*who, "input"), turn.prompt_tokens, turn)
         self._observe("gen_ai.client.token.usage", (*who, "output"), turn.new_tokens, turn)
 
     def _fold_allocation(self, allocation: model.Allocation) -> None:
-        self._observe("kvobs.alloc.latency", (allocation.device,), allocation.latency_ns * _SECOND)
+        self._observe("kvobs.alloc.latency", (allocation.device,), allocation.latency_ns / _SECOND)
         self._window("allocation", (allocation.device,), allocation.t_ns, allocation.latency_ns)
 
     def _fold_allocator(self, state: model.AllocatorState) -> None:
@@ -326,7 +326,7 @@ class Metrics:
             for name, field, scale in _WINDOW_ROWS[kind]:
                 value = getattr(stats, field)
                 if value is not None:
-                    fresh[name][attributes] = value * scale
+                    fresh[name][attributes] = value / scale
         for name, points in fresh.items():
             self._replace(name, points)
 
@@ -349,7 +349,7 @@ class Metrics:
 _WINDOW_ROWS: dict[str, tuple[tuple[str, str, float], ...]] = {
     "step": (("kvobs.window.step.mean", "mean", _SECOND), ("kvobs.window.step.variance", "variance", _SECOND**2)),
     "allocation": (("kvobs.window.allocation.variance", "variance", _SECOND**2),),
-    "unused": (("kvobs.window.fragmentation", "maximum", 1 / _PPB),),
+    "unused": (("kvobs.window.fragmentation", "maximum", _PPB),),
     "free": (("kvobs.window.largest_free", "minimum", 1),),
 }
 
