@@ -59,14 +59,15 @@ class Sender:
             finally:
                 _here.sender = None
         self.failing = not delivered
-        if delivered:
-            self._said = False
         with self._lock:
             # close() may have given up on this batch, and counted it, while export() was blocked.
             size, self._in_flight = self._in_flight, 0
+            closed = self._closed
         if not delivered and size:
             self._lost(size)
             self._say()
+        if closed:
+            self._unhush()
 
     def close(self) -> None:
         """Refuse further batches, count the one still in flight as lost, and shut the exporter down."""
@@ -86,8 +87,12 @@ class Sender:
             _log.debug("kvobs: shutting down the OTLP exporter of %s raised %r.", self._what, error)
         finally:
             _here.sender = None
-            for logger in self._loggers:
-                logger.removeFilter(self._filter)
+        if not abandoned:
+            self._unhush()  # else the thread that is still in export() does it when it returns
+
+    def _unhush(self) -> None:
+        for logger in self._loggers:
+            logger.removeFilter(self._filter)
 
     def _say(self) -> None:
         if not self._said:
