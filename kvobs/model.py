@@ -176,7 +176,8 @@ class Availability(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = (
-    Step | Migration | Rewrite | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory | HookFailed | Availability
+    Step | Migration | Rewrite | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory | HookFailed
+    | Availability
 )
 Emit = Callable[[Event], None]
 

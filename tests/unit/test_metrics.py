@@ -117,6 +117,14 @@ def test_a_migration() -> None:
     assert total == 0.0015
 
 
+def test_a_rewrite() -> None:
+    """Buffers rearranged between steps count as re-allocations and copies, under their own phase."""
+    metrics = fold(step(), model.Rewrite(5, origin(), 1, 6, 4_000))
+    assert points(metrics, "kvobs.kv.reallocations") == {(*WHO, "decode"): 4, (*WHO, "rewrite"): 6}
+    assert points(metrics, "kvobs.kv.copied") == {WHO: 4_900}
+    assert points(metrics, "kvobs.kv.written") == {WHO: 100}
+
+
 def test_a_paged_pool() -> None:
     """Counts since the pool began become increments; states are gauges; a pool that goes leaves its counters."""
     who = ("tiny", "cpu", "PagedAttentionCache")
