@@ -230,3 +230,12 @@ def test_the_entry_point_and_the_extra_agree() -> None:
     assert {str(Requirement(text)) for text in KvobsInstrumentor().instrumentation_dependencies()} == {
         str(Requirement(text)) for text in project["optional-dependencies"]["instruments"]}
     assert __version__ == project["version"]
+
+
+@pytest.mark.parametrize("version", ["4.57.0", "5.0.0", "5.24.0", "5.99", "6.0.0", "6.1"])
+def test_the_source_and_the_metadata_support_the_same_versions(version: str) -> None:
+    """What the instruments extra admits is what the transformers source hooks into."""
+    from kvobs.instrumentor import supported
+    from kvobs.sources.transformers._source import supported as hooked
+
+    assert supported()["transformers"].specifier.contains(version) == hooked(version)
