@@ -1,0 +1,184 @@
+"""What waits for the next commit: rows by table, merged where a table keeps one row per second.
+
+Pure and bounded: records beyond ``room`` are dropped and counted. ``pieces`` cuts the batch so that no
+transaction dirties more pages than it is told, which is what lets the size bound hold at every instant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from kvobs import model
+from kvobs.catalog import Row as CatalogRow
+from kvobs.metrics import Attributes, Histogram, Value
+from kvobs.store import _rows
+from kvobs.store._rows import Row, WallClock
+from kvobs.store._schema import PAGE_BYTES, TABLES, merge_rules
+
+_ROW_BYTES = 12  # header and key of a row or index entry, generously
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Rows of one table for one transaction, and how many records they stand for.
+
+    Rows of ``points`` name their series by (metric, attributes, bounds) until a file gives it a number.
+    """
+
+    table: str
+    rows: list[Row]
+    records: int
+    pages: int
+
+
+class Batch:
+    """Rows not yet written. Not thread-safe: the drain thread's own."""
+
+    def __init__(self, wall: WallClock, now: Callable[[], int], limit: int) -> None:
+        self._wall = wall
+        self._now = now
+        self.room = limit
+        self._rows: dict[str, list[Row]] = {}
+        self._merged: dict[str, dict[tuple[Any, ...], list[Any]]] = {}
+        self._weights: dict[str, dict[tuple[Any, ...], int]] = {}
+        self._names: dict[tuple[str, Attributes], tuple[str, str, str | None]] = {}
+        self.records = 0
+        self.dropped = 0
+        self.facts: dict[str, Row] = {}
+
+    def add(self, event: model.Event) -> None:
+        """Take an event; one that cannot be a row (or one too many) is dropped and counted."""
+        try:
+            if self.records >= self.room:
+                self.dropped += 1
+            elif isinstance(event, model.Availability):
+                self._fact(event)
+            else:
+                _ADDERS[type(event)](self, event)
+                self.records += 1
+        except Exception:  # a record that is not what its type says must not cost the others
+            self.dropped += 1
+
+    def add_points(self, wall_ns: int, families: Iterable[tuple[CatalogRow, dict[Attributes, Value]]]) -> None:
+        """Take one sample of every metric at one instant; NaN is no value and leaves no point."""
+        rows = self._rows.setdefault("points", [])
+        for row, values in families:
+            for attributes, value in values.items():
+                if self.records >= self.room:
+                    self.dropped += 1
+                    continue
+                name = self._name(row, attributes)
+                if isinstance(value, Histogram):
+                    rows.append((wall_ns, name, value.total, sum(value.counts), json.dumps(value.counts)))
+                elif value == value:
+                    rows.append((wall_ns, name, value, None, None))
+                else:
+                    continue
+                self.records += 1
+
+    def pieces(self, pages: int) -> Iterator[Piece]:
+        """The batch in pieces of at most ``pages`` dirty pages each (one row at least)."""
+        for table, merged in self._merged.items():
+            weights = self._weights[table]
+            yield from _cut(table, [tuple(row) for row in merged.values()], [weights[key] for key in merged], pages)
+        for table, rows in self._rows.items():
+            yield from _cut(table, rows, None, pages)
+
+    def clear(self) -> None:
+        """Forget the rows (they were written, or dropped and counted)."""
+        self._rows, self._merged, self._weights, self.records = {}, {}, {}, 0
+        if len(self._names) > 10_000:
+            self._names = {}
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _fact(self, event: model.Availability) -> None:
+        known = self.facts.get(event.subject)
+        if known is None and len(self.facts) >= 1_000:
+            self.dropped += 1
+        elif known is None or known[2:] != (int(event.available), _rows.clip(event.reason)):
+            self.facts[event.subject] = (event.subject, self._now(), int(event.available), _rows.clip(event.reason))
+
+    def _append(self, table: str, row: Row) -> None:
+        self._rows.setdefault(table, []).append(row)
+
+    def _merge(self, table: str, row: Row) -> None:
+        merged = self._merged.setdefault(table, {})
+        weights = self._weights.setdefault(table, {})
+        key = row[:2]
+        known = merged.get(key)
+        if known is None:
+            merged[key], weights[key] = list(row), 1
+            return
+        weights[key] += 1
+        for index, rule in _RULES[table]:
+            value = row[index]
+            if rule == "add":
+                known[index] += value
+            elif rule == "new" or (value is not None and (rule == "keep" or value > known[index])):
+                known[index] = value
+
+    def _name(self, row: CatalogRow, attributes: Attributes) -> tuple[str, str, str | None]:
+        name = self._names.get((row.name, attributes))
+        if name is None:
+            pairs = dict(zip(row.attributes, attributes, strict=True))
+            name = self._names[row.name, attributes] = (
+                row.name, json.dumps(pairs), json.dumps(row.buckets) if row.kind == "histogram" else None)
+        return name
+
+
+_RULES = {name: tuple((index, rule) for index, rule in enumerate(merge_rules(TABLES[name])) if index > 1)
+          for name in ("steps", "blocks", "allocators")}
+
+_ADDERS: dict[type, Callable[[Batch, Any], None]] = {
+    model.Step: lambda batch, event: batch._merge("steps", _rows.step_row(event, batch._wall)),
+    model.Rewrite: lambda batch, event: batch._merge("steps", _rows.rewrite_row(event, batch._wall)),
+    model.Blocks: lambda batch, event: batch._merge("blocks", _rows.blocks_row(event, batch._wall)),
+    model.Allocation: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),
+    model.AllocatorState: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),
+    model.Turn: lambda batch, event: batch._append("turns", _rows.turn_row(event, batch._wall)),
+    model.Migration: lambda batch, event: batch._append("migrations", _rows.migration_row(event, batch._wall)),
+    model.OutOfMemory: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),
+    model.HookFailed: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),
+    model.CacheGone: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),
+}
+
+
+def _row_bytes(row: Row) -> int:
+    size = _ROW_BYTES + 9 * len(row)
+    for value in row:
+        if value.__class__ is str:
+            size += 4 * len(value) if not value.isascii() else len(value)
+    return size
+
+
+def pages_for(table: str, rows: int, payload: int) -> int:
+    """An upper estimate of the pages that inserting ``rows`` rows dirties.
+
+    Every B-tree that is touched costs its path; rows come in time order and fill pages, except that each turn
+    may touch another page of the index by session.
+    """
+    trees = 1 + len(TABLES[table].indexes)
+    pages = 6 + 3 * trees + math.ceil(2.2 * (payload + 40 * rows * trees) / PAGE_BYTES)
+    return pages + (2 * rows if table == "turns" else 0)
+
+
+def _cut(table: str, rows: list[Row], weights: list[int] | None, pages: int) -> Iterator[Piece]:
+    start = payload = 0
+    for index, row in enumerate(rows):
+        size = _row_bytes(row)
+        if index > start and pages_for(table, index + 1 - start, payload + size) > pages:
+            yield _piece(table, rows, weights, start, index, payload)
+            start, payload = index, 0
+        payload += size
+    if start < len(rows):
+        yield _piece(table, rows, weights, start, len(rows), payload)
+
+
+def _piece(table: str, rows: list[Row], weights: list[int] | None, start: int, end: int, payload: int) -> Piece:
+    records = end - start if weights is None else sum(weights[start:end])
+    return Piece(table, rows[start:end], records, pages_for(table, end - start, payload))

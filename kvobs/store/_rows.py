@@ -1,0 +1,111 @@
+"""Events to rows and back. Pure; the wall clock comes in as a function of monotonic nanoseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvobs import model
+
+SECOND_NS = 1_000_000_000
+TEXT_LIMIT = 4096  # characters of a free text that are kept: a message or an id must not fill the store
+WallClock = Callable[[int], int]
+Row = tuple[Any, ...]
+
+
+def clip(text: str) -> str:
+    """The text, at most ``TEXT_LIMIT`` characters of it."""
+    return text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT]
+
+
+def second(wall_ns: int) -> int:
+    """The beginning of the second that ``wall_ns`` lies in."""
+    return wall_ns - wall_ns % SECOND_NS
+
+
+def origin_row(origin: model.Origin | None) -> Row:
+    """An origin's five columns."""
+    if origin is None:
+        return (None,) * 5
+    return (origin.source, origin.model, origin.cache, origin.device, origin.dtype)
+
+
+def turn_row(turn: model.Turn, wall: WallClock) -> Row:
+    """All fields of a turn; ``wall_ns`` is its end."""
+    return (wall(turn.t_ns), turn.t_ns, turn.start_ns, turn.wall_start_ns, *origin_row(turn.origin), turn.cache_id,
+            clip(turn.session), turn.priority, turn.turn, turn.outcome, turn.steps, turn.prompt_tokens,
+            turn.cached_tokens, turn.new_tokens, turn.kv_bytes, turn.kv_reserved_bytes, turn.kv_largest_bytes,
+            turn.reallocations, turn.bytes_written, turn.bytes_copied, json.dumps(turn.migrations),
+            turn.ttft_ns, turn.tpot_ns, turn.prefill_ns, turn.hook_ns, turn.trace_id, turn.span_id, int(turn.sampled))
+
+
+def turn_of(row: Sequence[Any]) -> model.Turn:
+    """The turn of a row of the table ``turns``."""
+    moves = tuple((src, dst, buffers, size) for src, dst, buffers, size in json.loads(row[24]))
+    fields = (*row[1:4], model.Origin(*row[4:9]), *row[9:24], moves, *row[25:31], bool(row[31]))
+    return model.Turn(*fields)
+
+
+def migration_row(move: model.Migration, wall: WallClock) -> Row:
+    """All fields of a migration."""
+    return (wall(move.t_ns), move.t_ns, *origin_row(move.origin), move.cache_id, move.src, move.dst, move.buffers,
+            move.bytes, move.duration_ns)
+
+
+def migration_of(row: Sequence[Any]) -> model.Migration:
+    """The migration of a row of the table ``migrations``."""
+    return model.Migration(row[1], model.Origin(*row[2:7]), *row[7:13])
+
+
+def event_row(event: model.OutOfMemory | model.HookFailed | model.CacheGone, wall: WallClock) -> Row:
+    """A rare fact as a row of the table ``events``; columns that do not apply are absent."""
+    at = (wall(event.t_ns), event.t_ns)
+    if isinstance(event, model.OutOfMemory):
+        return (*at, "out_of_memory", *origin_row(event.origin), None, clip(event.session), None, clip(event.message))
+    if isinstance(event, model.HookFailed):
+        return (*at, "hook_failed", event.source, *(None,) * 6, clip(event.hook), clip(event.error))
+    return (*at, "cache_gone", *(None,) * 5, event.cache_id, None, None, None)
+
+
+def event_of(row: Sequence[Any]) -> model.OutOfMemory | model.HookFailed | model.CacheGone:
+    """The event of a row of the table ``events``."""
+    _, t_ns, kind, source, *_, cache_id, session, hook, message = row
+    if kind == "out_of_memory":
+        return model.OutOfMemory(t_ns, None if source is None else model.Origin(*row[3:8]), session, message)
+    if kind == "hook_failed":
+        return model.HookFailed(t_ns, source, hook, message)
+    return model.CacheGone(t_ns, cache_id)
+
+
+def blocks_row(pool: model.Blocks, wall: WallClock) -> Row:
+    """A pool's state; the last one of a second is kept."""
+    return (second(wall(pool.t_ns)), pool.cache_id, pool.t_ns, *origin_row(pool.origin), pool.block_bytes, pool.used,
+            pool.cached, pool.free, pool.allocations, pool.failures, pool.preemptions)
+
+
+def blocks_of(row: Sequence[Any]) -> model.Blocks:
+    """The pool state of a row of the table ``blocks``."""
+    return model.Blocks(row[2], model.Origin(*row[3:8]), row[1], *row[8:15])
+
+
+def step_row(step: model.Step, wall: WallClock) -> Row:
+    """One step as a row of sums that merges with the others of its second and cache."""
+    prefill = int(step.prefill)
+    return (second(wall(step.t_ns)), step.cache_id, step.t_ns, *origin_row(step.origin), 1, prefill, step.tokens,
+            step.tokens * prefill, step.duration_ns, step.hook_ns, step.kv_bytes, step.kv_reserved_bytes,
+            step.kv_largest_bytes, step.reallocations, step.bytes_written, step.bytes_copied)
+
+
+def rewrite_row(rewrite: model.Rewrite, wall: WallClock) -> Row:
+    """Buffers rearranged between steps, as a row that merges with the steps of its second; it knows no sizes."""
+    return (second(wall(rewrite.t_ns)), rewrite.cache_id, rewrite.t_ns, *origin_row(rewrite.origin), 0, 0, 0, 0, 0, 0,
+            None, None, None, rewrite.reallocations, 0, rewrite.bytes_copied)
+
+
+def allocator_row(event: model.Allocation | model.AllocatorState, wall: WallClock) -> Row:
+    """A request to, or the state of, an allocator as a row that merges with the others of its second."""
+    at = (second(wall(event.t_ns)), event.device, event.t_ns)
+    if isinstance(event, model.Allocation):
+        return (*at, 1, event.bytes, event.latency_ns, event.latency_ns, None, None, None)
+    return (*at, 0, 0, 0, 0, event.reserved_bytes, event.allocated_bytes, event.largest_free_bytes)
