@@ -18,16 +18,14 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
-
-import wrapt
 
 from kvobs import sessions
 from kvobs.bus import Bus
 from kvobs.model import Availability, Emit
 from kvobs.sources import Wiring
+from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources.transformers._paged_events import PagedEvents
 from kvobs.sources.transformers._paged_requests import Desk, Requests
@@ -75,29 +73,20 @@ class PagedHooks:
         self._patches = patches
         self._events = PagedEvents(Desk(wiring.tracer, emit, names, turns), emit)
         self._reason = "Continuous batching was not imported in this process."
-        self._installed = False
+        self._cancel: Callable[[], None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         """Patch the module of continuous batching now or when it is imported; never raises."""
-        self._installed = True
-        me = weakref.ref(self)
-
-        def imported(api: Any) -> None:
-            hooks = me()
-            if hooks is not None and hooks._installed:
-                hooks._patch_all(api)
-
-        loaded = sys.modules.get(_MODULE)
-        if loaded is not None:
-            imported(loaded)
-        else:
-            wrapt.register_post_import_hook(imported, _MODULE)
+        if self._cancel is None:
+            self._cancel = when_imported(_MODULE, self._patch_all)
 
     def uninstall(self) -> None:
         """Drop all state and end the spans of open requests; wrappers that somebody kept pass through."""
-        self._installed = False
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
         self._bus = Bus(0)
         self._bus.active = False
         self._events.closing_down()

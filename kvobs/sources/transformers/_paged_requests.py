@@ -15,6 +15,8 @@ from opentelemetry import context
 
 from kvobs import sessions, spans
 from kvobs.model import Emit, Origin, Turn
+from kvobs.sources.transformers._caches import SOURCE
+from kvobs.sources.transformers._calls import model_name
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -28,9 +30,8 @@ _serial = itertools.count(1)
 
 
 def origin_of(model: Any) -> Origin:
-    """Whose events these are: the model's name or class, its device and its type of numbers."""
-    name = getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
-    return Origin("transformers", str(name), CACHE, str(model.device), str(model.dtype).removeprefix("torch."))
+    """Whose events these are: the model's name, its device and its type of numbers."""
+    return Origin(SOURCE, model_name(model), CACHE, str(model.device), str(model.dtype).removeprefix("torch."))
 
 
 def token_counts(state: Any) -> tuple[int, int]:
