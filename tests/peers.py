@@ -6,10 +6,10 @@ import contextlib
 import importlib.util
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import child_environment, free_port, program, wait_until
+from kvobs.model import Origin, Turn
+from tests.support import ROOT, child_environment, free_port, program, wait_until
 
 
 def http_get(url: str, headers: Mapping[str, str] | None = None, method: str = "GET",
@@ -187,6 +188,73 @@ def black_hole() -> Iterator[BlackHole]:
         server.close()
 
 
-def has(name: str) -> bool:
-    """Whether a program is installed."""
-    return shutil.which(name) is not None
+def spoken_turn(trace_id: str, span_id: str, model_name: str = "m", *, sampled: bool = True) -> Turn:
+    """A turn with known numbers: 1 s long, 5 prompt and 3 new tokens, first token after 5 ms, then one per 6 ms."""
+    origin = Origin("transformers", model_name, "DynamicCache", "cpu", "float32")
+    return Turn(t_ns=2_000_000_000, start_ns=1_000_000_000, wall_start_ns=1_000_000_000, origin=origin, cache_id=1,
+                session="s", priority="normal", turn=1, outcome="ok", steps=3, prompt_tokens=5, cached_tokens=0,
+                new_tokens=3, kv_bytes=1, kv_reserved_bytes=1, kv_largest_bytes=1, reallocations=2, bytes_written=3,
+                bytes_copied=4, migrations=(), ttft_ns=5_000_000, tpot_ns=6_000_000, prefill_ns=5_000_000, hook_ns=5,
+                trace_id=trace_id, span_id=span_id, sampled=sampled)
+
+
+# A process as kvobs makes one: a turn with its span, metrics, and both exporters. It prints what it did as JSON, then
+# waits for the end of its input.
+WORKER = """
+import json, sys
+from opentelemetry import trace
+from kvobs.config import Config
+from kvobs.exporters import OtelExporter, PrometheusExporter
+from kvobs.metrics import Metrics
+from tests.peers import spoken_turn
+metrics = Metrics()
+otel = OtelExporter(Config(), metrics, "process-1")
+endpoint, _ = PrometheusExporter.start(metrics, "127.0.0.1", 0, "process-1")
+with otel.tracer().start_as_current_span("text_completion m") as span:
+    ids = span.get_span_context()
+turn = spoken_turn(trace.format_trace_id(ids.trace_id), trace.format_span_id(ids.span_id))
+metrics.fold([turn])
+metrics.refresh(0)
+otel.tick(metrics.take_observations())
+otel.flush()
+print(json.dumps({"trace_id": turn.trace_id, "span_id": turn.span_id, "url": endpoint.url}), flush=True)
+sys.stdin.read()
+otel.stop()
+endpoint.stop()
+lost = {row.name: points for row, points in metrics.collect()}.get("kvobs.self.events.dropped", {})
+print(json.dumps({"lost": sum(lost.values())}), flush=True)
+"""
+
+
+class Worker:
+    """The process of ``WORKER``; ``said`` is its first line, ``end()`` its last."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        self._child = child
+        line = child.stdout.readline()
+        assert line, child.stderr.read() if child.stderr else ""
+        self.said: dict[str, str] = json.loads(line)
+
+    def end(self) -> dict[str, int]:
+        """Let it stop; returns what it said at the end."""
+        out, error = self._child.communicate(timeout=60)
+        assert (self._child.returncode, error) == (0, ""), error
+        found: dict[str, int] = json.loads(out)
+        return found
+
+
+@contextlib.contextmanager
+def worker(**settings: str) -> Iterator[Worker]:
+    """A real observed process in this environment's interpreter."""
+    child = subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True, cwd=ROOT, env=child_environment(**settings))
+    try:
+        yield Worker(child)
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.wait(timeout=10)
+        for stream in (child.stdin, child.stdout, child.stderr):
+            if stream is not None and not stream.closed:
+                stream.close()

@@ -6,6 +6,7 @@ take the interpreter lock for more than 20 ms with eight devices, which an engin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from prometheus_client.metrics_core import Metric
@@ -66,16 +67,17 @@ def encode(families: Iterable[Metric], *, openmetrics: bool) -> bytes:
             lines.append(f"# UNIT {name} {family.unit}\n")
         for sample in family.samples:
             exemplar = _exemplar(sample.exemplar) if openmetrics and sample.exemplar else ""
-            lines.append(f"{sample.name}{_labels(sample.labels)} {number(sample.value)}{exemplar}\n")
+            lines.append(f"{sample.name}{_labels(tuple(sample.labels.items()))} {number(sample.value)}{exemplar}\n")
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode()
 
 
-def _labels(labels: dict[str, str]) -> str:
+@functools.lru_cache(maxsize=4096)  # the same series come back at every scrape
+def _labels(labels: tuple[tuple[str, str], ...]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join([f'{key}="{_escape(labels[key])}"' for key in sorted(labels)]) + "}"
+    return "{" + ",".join([f'{key}="{_escape(value)}"' for key, value in sorted(labels)]) + "}"
 
 
 def _exemplar(exemplar: Exemplar) -> str:

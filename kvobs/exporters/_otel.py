@@ -258,8 +258,8 @@ class OtelExporter:
             pusher.finish()
         begun = time.monotonic()
         for pusher, sender in ways:
-            budget = STOP_FAILING_S if sender.failing else STOP_S
-            pusher.join(begun + budget - time.monotonic())
+            if not pusher.join(begun + STOP_FAILING_S - time.monotonic()) and not sender.failing:
+                pusher.join(begun + STOP_S - time.monotonic())
         if self._traces is not None and self._traces.queue is not None:
             self._lost(self._traces.queue.close() + self._traces.queue.take_dropped())
         for _, sender in ways:

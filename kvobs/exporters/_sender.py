@@ -27,7 +27,7 @@ class _Quiet(logging.Filter):
 
 
 class Sender:
-    """Delivers batches of one signal. ``failing`` tells how the last attempt went."""
+    """Delivers batches of one signal."""
 
     def __init__(self, what: str, exporter: Any, success: object, lost: Callable[[int], None]) -> None:
         self._what, self._exporter, self._success, self._lost = what, exporter, success, lost
@@ -35,7 +35,7 @@ class Sender:
         self._closed = False
         self._in_flight = 0
         self._said = False
-        self.failing = False
+        self._failed = False
         self.heard = ""
         self._filter = _Quiet()
         # A filter acts only on the logger that a record is made with, not on its children.
@@ -44,13 +44,18 @@ class Sender:
         for logger in self._loggers:
             logger.addFilter(self._filter)
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt failed, or the one under way has already complained (and is trying again)."""
+        return self._failed or bool(self.heard)
+
     def send(self, batch: object, size: int) -> None:
         """Try to deliver a batch of ``size`` items; counts them as lost if that fails. Blocks, never raises."""
         with self._lock:
             closed, self._in_flight = self._closed, size
         delivered = False
         if not closed:
-            _here.sender = self
+            _here.sender, self.heard = self, ""
             try:
                 with suppress_instrumentation():
                     delivered = self._exporter.export(batch) is self._success
@@ -58,7 +63,9 @@ class Sender:
                 self.heard = f"{type(error).__name__}: {error}"
             finally:
                 _here.sender = None
-        self.failing = not delivered
+        self._failed = not delivered
+        if delivered:
+            self.heard = ""
         with self._lock:
             # close() may have given up on this batch, and counted it, while export() was blocked.
             size, self._in_flight = self._in_flight, 0

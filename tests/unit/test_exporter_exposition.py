@@ -1,5 +1,6 @@
 """The two formats of a scrape, against hand-written text and against prometheus_client's own encoders."""
 
+# ruff: noqa: E501 (a scrape is quoted as it is)
 from __future__ import annotations
 
 import pytest
@@ -70,7 +71,7 @@ EXEMPLAR_LINE = ('kvobs_alloc_latency_seconds_bucket{device="cuda:0",le="0.012"}
 TARGET = {"service.name": "chat", "service.instance.id": "p1"}
 
 
-def _registry(metrics: Metrics, target: dict[str, str] | None = None) -> CollectorRegistry:
+def registry_of(metrics: Metrics, target: dict[str, str] | None = None) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(KvobsCollector(metrics, target or {}))
     return registry
@@ -102,12 +103,12 @@ def every_row(value: float = 1.5) -> Metrics:
 
 def test_text_of_a_known_state_is_the_hand_written_one() -> None:
     """A known state is served in the text format exactly as the format's specification has it."""
-    assert encode(_registry(_one_migration(), TARGET).collect(), openmetrics=False).decode() == TEXT
+    assert encode(registry_of(_one_migration(), TARGET).collect(), openmetrics=False).decode() == TEXT
 
 
 def test_openmetrics_of_a_known_state_is_the_hand_written_one() -> None:
     """OpenMetrics names counter families without _total, gives units, and ends with EOF."""
-    text = encode(_registry(_one_migration(), TARGET).collect(), openmetrics=True).decode()
+    text = encode(registry_of(_one_migration(), TARGET).collect(), openmetrics=True).decode()
     assert text.startswith(OPENMETRICS_HEAD)
     assert text.endswith("# EOF\n")
 
@@ -118,25 +119,25 @@ def test_exemplar_stands_at_its_bucket_in_openmetrics_only() -> None:
     histogram = Histogram((0.001, 0.012))
     histogram.observe(0.0078125, Exemplar("0123456789abcdef" * 2, "0123456789abcdef", 0.0078125, 1_700_000_000.25))
     metrics._points["kvobs.alloc.latency"][("cuda:0",)] = histogram
-    assert EXEMPLAR_LINE in encode(_registry(metrics).collect(), openmetrics=True).decode().splitlines()
-    assert "trace_id" not in encode(_registry(metrics).collect(), openmetrics=False).decode()
+    assert EXEMPLAR_LINE in encode(registry_of(metrics).collect(), openmetrics=True).decode().splitlines()
+    assert "trace_id" not in encode(registry_of(metrics).collect(), openmetrics=False).decode()
 
 
 def test_encoder_equals_prometheus_clients_own() -> None:
     """For every row of the catalog both formats are byte for byte what prometheus_client's encoders make."""
-    registry = _registry(every_row(), TARGET)
+    registry = registry_of(every_row(), TARGET)
     assert encode(registry.collect(), openmetrics=False) == reference_text(registry)
     assert encode(registry.collect(), openmetrics=True) == reference_openmetrics(registry)
 
 
 def test_absent_values_have_no_line() -> None:
     """A metric without points does not appear at all: absent is not zero."""
-    assert encode(_registry(Metrics()).collect(), openmetrics=False) == b""
+    assert encode(registry_of(Metrics()).collect(), openmetrics=False) == b""
 
 
 def test_help_names_the_nature_of_inexact_values() -> None:
     """Every row that is not exact says what it is in its HELP, and exact ones say nothing."""
-    lines = [line for line in encode(_registry(every_row()).collect(), openmetrics=False).decode().splitlines()
+    lines = [line for line in encode(registry_of(every_row()).collect(), openmetrics=False).decode().splitlines()
              if line.startswith("# HELP")]
     assert len(lines) == len(ROWS)
     for row, line in zip(ROWS, lines, strict=True):
