@@ -20,7 +20,9 @@ from kvobs.store import _rows
 from kvobs.store._rows import Row, WallClock
 from kvobs.store._schema import PAGE_BYTES, TABLES, merge_rules
 
-_ROW_BYTES = 12  # header and key of a row or index entry, generously
+_ROW_BYTES = 12  # header and key of a row, generously
+_INDEX_BYTES = 32  # an index entry: a time and a row number
+_SPLIT = 2.2  # how much more room rows take than their bytes, at worst
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -148,37 +150,45 @@ _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
 }
 
 
-def _row_bytes(row: Row) -> int:
-    size = _ROW_BYTES + 9 * len(row)
-    for value in row:
-        if value.__class__ is str:
-            size += 4 * len(value) if not value.isascii() else len(value)
-    return size
+def _fixed_pages(table: str) -> int:
+    """The pages on the way to where a table's rows go, in each of its B-trees, and the file's own."""
+    return 6 + 3 * (1 + len(TABLES[table].indexes))
 
 
-def pages_for(table: str, rows: int, payload: int) -> int:
-    """An upper estimate of the pages that inserting ``rows`` rows dirties.
+def pages_for(table: str, rows: list[Row]) -> int:
+    """An upper estimate of the pages that inserting rows dirties.
 
-    Every B-tree that is touched costs its path; rows come in time order and fill pages, except that each turn
-    may touch another page of the index by session.
+    Rows come in time order and so fill pages; a page that splits unevenly is half full.
     """
-    trees = 1 + len(TABLES[table].indexes)
-    pages = 6 + 3 * trees + math.ceil(2.2 * (payload + 40 * rows * trees) / PAGE_BYTES)
-    return pages + (2 * rows if table == "turns" else 0)
+    return _fixed_pages(table) + math.ceil(_SPLIT * sum(_costs(table, rows)) / PAGE_BYTES)
+
+
+def _costs(table: str, rows: list[Row]) -> Iterator[int]:
+    """The bytes of each row, index entries included: integers at their longest, text at its longest unless ASCII."""
+    kinds = [kind for _, kind in TABLES[table].columns]
+    texts = [index for index, kind in enumerate(kinds) if kind == "TEXT"]
+    fixed = _ROW_BYTES + 9 * len(kinds) + _INDEX_BYTES * len(TABLES[table].indexes)
+    for row in rows:
+        size = fixed
+        for index in texts:
+            text = row[index]
+            if text:
+                size += len(text) if text.isascii() else 4 * len(text)
+        yield size
 
 
 def _cut(table: str, rows: list[Row], weights: list[int] | None, pages: int) -> Iterator[Piece]:
-    start = payload = 0
-    for index, row in enumerate(rows):
-        size = _row_bytes(row)
-        if index > start and pages_for(table, index + 1 - start, payload + size) > pages:
-            yield _piece(table, rows, weights, start, index, payload)
-            start, payload = index, 0
-        payload += size
+    room = (pages - _fixed_pages(table)) * PAGE_BYTES / _SPLIT
+    start = cost = 0
+    for index, size in enumerate(_costs(table, rows)):
+        if index > start and cost + size > room:
+            yield _piece(table, rows, weights, start, index, cost)
+            start, cost = index, 0
+        cost += size
     if start < len(rows):
-        yield _piece(table, rows, weights, start, len(rows), payload)
+        yield _piece(table, rows, weights, start, len(rows), cost)
 
 
-def _piece(table: str, rows: list[Row], weights: list[int] | None, start: int, end: int, payload: int) -> Piece:
+def _piece(table: str, rows: list[Row], weights: list[int] | None, start: int, end: int, cost: int) -> Piece:
     records = end - start if weights is None else sum(weights[start:end])
-    return Piece(table, rows[start:end], records, pages_for(table, end - start, payload))
+    return Piece(table, rows[start:end], records, _fixed_pages(table) + math.ceil(_SPLIT * cost / PAGE_BYTES))

@@ -134,11 +134,9 @@ class StoreFile:
 
     # -- giving back -----------------------------------------------------------------------------------
 
-    def oldest(self, rows: int, turns: int) -> int | None:
-        """A time up to which no table holds many more than ``rows`` rows (``turns`` turns); None when all are empty."""
-        return min((found for table in TIMED
-                    if (found := self._cut(table.name, turns if table.name == "turns" else rows)) is not None),
-                   default=None)
+    def oldest(self, rows: int) -> int | None:
+        """A time up to which no table holds many more than ``rows`` rows; None when all are empty."""
+        return min((found for table in TIMED if (found := self._cut(table.name, rows)) is not None), default=None)
 
     def delete(self, table: str, until_wall_ns: int) -> None:
         """Delete a table's rows up to a time."""

@@ -19,7 +19,7 @@ from kvobs.store._file import FRAME_BYTES, NEW_STORE_BYTES, StoreFile
 from kvobs.store._schema import PAGE_BYTES, TIMED
 
 _PASSES = 64  # of giving back per commit: the rest waits for the next one
-_DELETE_PAGES = 16  # that deleting the oldest rows of one table dirties, besides the index of sessions
+_DELETE_PAGES = 20  # that deleting the oldest rows of one table dirties: those emptied are not written
 
 
 class Keeper:
@@ -137,7 +137,7 @@ class Keeper:
         assert self.file is not None
         database, free, log = self.file.database_bytes(), self.file.free_bytes(), self.file.log_bytes()
         grown = database + max(0, need - free)
-        within = log + need <= 2 * self._plan.log_hard and (grown <= self._plan.ceiling or grown <= database)
+        within = log + need <= self._plan.log_hard and (grown <= self._plan.database or grown <= database)
         return within and grown + log + need + _space.shm_bytes(log + need) <= self._plan.allowed
 
     def _empty_log(self, need: int) -> None:
@@ -149,28 +149,29 @@ class Keeper:
             self.rotate()
 
     def _give_back(self, need: int) -> None:
-        """Delete oldest rows until ``need`` bytes fit into free pages, and shrink what is beyond the ceiling."""
+        """Delete oldest rows until ``need`` bytes fit into free pages, and shrink what exceeds the plan."""
         rows = min(max(self._max_bytes // PAGE_BYTES, 256), 8_192)
-        turns = min(max(self._plan.log_hard // FRAME_BYTES // 8, 4), 512)
         for _ in range(_PASSES):
             assert self.file is not None
             file = self.file
-            surplus = max(0, file.database_bytes() - self._plan.ceiling)
-            if file.free_bytes() < surplus + need:
-                if not self._delete_oldest(rows, turns) and file.free_bytes() == 0:
+            database = file.database_bytes()
+            surplus = max(0, database - self._plan.database)
+            # A little more than needed, so that not every commit has to delete.
+            if file.free_bytes() < surplus + max(need, database // 64):
+                if not self._delete_oldest(rows) and file.free_bytes() == 0:
                     return
             elif surplus == 0:
                 return
             if surplus and file is self.file and file.free_bytes():
                 self._shrink(surplus)
 
-    def _delete_oldest(self, rows: int, turns: int) -> bool:
+    def _delete_oldest(self, rows: int) -> bool:
         assert self.file is not None
-        file, cut = self.file, self.file.oldest(rows, turns)
+        file, cut = self.file, self.file.oldest(rows)
         if cut is None:
             return False
         for table in TIMED:
-            if not self._log_fits(_DELETE_PAGES + 2 * turns if table.name == "turns" else _DELETE_PAGES):
+            if not self._log_fits(_DELETE_PAGES):
                 return False
             if self.file is not file:
                 return True  # a successor began meanwhile, and it is empty

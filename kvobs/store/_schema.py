@@ -66,7 +66,7 @@ TABLES: dict[str, Table] = {table.name: table for table in (
         *_texts("process"), *_integers("sequence", "pid"), *_texts("host", "python", "argv"),
         *_integers("started_wall_ns", "started_ns"), *_texts("endpoint"),
         *_integers("heartbeat_wall_ns", "ended_wall_ns", "dropped"))),
-    Table(name="turns", indexes=(("wall_ns",), ("session", "wall_ns")), columns=(
+    Table(name="turns", indexes=(("wall_ns",),), columns=(
         *_integers("wall_ns", "t_ns", "start_ns", "wall_start_ns"), *_ORIGIN, *_integers("cache_id"),
         *_texts("session", "priority"), *_integers("turn"), *_texts("outcome"),
         *_integers("steps", "prompt_tokens", "cached_tokens", "new_tokens"), *_SIZES, *_WORK,

@@ -161,7 +161,7 @@ class DirectoryLock:
 
     @contextlib.contextmanager
     def held(self, wait_s: float) -> Iterator[None]:
-        """Hold the lock, waiting at most ``wait_s`` for it.
+        """Hold the lock, waiting at most ``wait_s`` for it; makes the directory if it is missing.
 
         Raises:
             Busy: another process kept it.
@@ -180,7 +180,11 @@ class DirectoryLock:
             release(descriptor)
 
     def _take(self) -> int | None:
-        descriptor = take_lock(self._path)
+        try:
+            descriptor = take_lock(self._path)
+        except FileNotFoundError:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return None
         if descriptor is None:
             return None
         with contextlib.suppress(FileNotFoundError):
@@ -198,16 +202,16 @@ class DirectoryLock:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much this process may hold: the budget's arithmetic, pure (all in bytes)."""
+    """How much this process may hold (bytes): together, in the database, and in the log.
+
+    A log beyond ``log_soft`` is emptied into the database; beyond ``log_hard`` a successor begins. What the
+    database leaves free is for the log and for the beginning of a successor.
+    """
 
     allowed: int
+    database: int
     log_soft: int
     log_hard: int
-
-    @property
-    def ceiling(self) -> int:
-        """The database's own bound: what is left once a log, and the beginning of a successor, have room."""
-        return self.allowed - 2 * self.log_hard
 
 
 def plan(max_bytes: int, own_process: str, stores: list[Store], current: Path | None) -> Plan:
@@ -225,5 +229,5 @@ def plan(max_bytes: int, own_process: str, stores: list[Store], current: Path | 
     allowed = max_bytes - others
     if len(writers) > 1:
         allowed = min(allowed, max(share, allowed - max_bytes // 8))
-    log_hard = min(max(share // 8, 163_840), 16 * 1024**2)
-    return Plan(allowed, log_hard // 2, log_hard)
+    log_hard = min(max(share // 5, 163_840), 16 * 1024**2)
+    return Plan(allowed, allowed - log_hard * 3 // 2, log_hard * 3 // 4, log_hard)

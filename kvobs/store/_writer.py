@@ -123,7 +123,6 @@ class StoreWriter:
             self._drop_all()
             return
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             with _fork.inside_sqlite(), self._lock.held(wait_s):
                 self._commit(ended)
         except _space.Busy:
@@ -158,9 +157,8 @@ class StoreWriter:
 
     def _put_facts(self) -> None:
         changed = [row for subject, row in self._batch.facts.items() if self._facts_written.get(subject) != row]
-        size = sum(len(str(row)) for row in changed)
         written = dict(self._batch.facts)
-        if changed and self._put(Piece("availability", changed, 0, pages_for("availability", len(changed), size))) == 0:
+        if changed and self._put(Piece("availability", changed, 0, pages_for("availability", changed))) == 0:
             self._facts_written = written
 
     def _put_process(self, ended: bool) -> None:
@@ -168,8 +166,7 @@ class StoreWriter:
         row = (self._process, self._keeper.sequence, os.getpid(), socket.gethostname(), platform.python_version(),
                json.dumps(process_words(sys.argv)), self._anchor_wall_ns, self._anchor_ns, self._endpoint, now,
                now if ended else None, self._dropped_in_all + self._dropped + self._batch.dropped)
-        size = sum(len(str(value)) for value in row)
-        if self._put(Piece("process", [row], 0, pages_for("process", 1, size))) == 0:
+        if self._put(Piece("process", [row], 0, pages_for("process", [row]))) == 0:
             self._heartbeat_ns = self._clock() + SECOND_NS
 
     def _lose(self, error: Exception) -> None:
