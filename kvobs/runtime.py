@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from kvobs import config as configuration
 from kvobs.bus import Bus
@@ -22,6 +23,9 @@ from kvobs.metrics import Metrics
 from kvobs.model import Availability, Event, Source
 from kvobs.sources import Wiring, factories
 from kvobs.store import StoreWriter
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 _log = logging.getLogger("kvobs")
 TICK_S = 0.25
@@ -73,6 +77,7 @@ class Runtime:
             self._start_outputs()
 
     def _start_outputs(self) -> None:
+        self._guarded("otlp", self.otel.prepare)
         if self.config.prometheus is not None:
             self._guarded("prometheus", self._start_prometheus)
         if self.config.store is not None:
@@ -83,7 +88,7 @@ class Runtime:
     def _start_prometheus(self) -> None:
         assert self.config.prometheus is not None
         host, port = self.config.prometheus
-        exporter, fact = PrometheusExporter.start(self.metrics, host, port)
+        exporter, fact = PrometheusExporter.start(self.metrics, host, port, self.process_id)
         self.prometheus, self.endpoint = exporter, exporter.url if exporter else None
         if fact is not None:
             self._facts.append(fact)
@@ -117,7 +122,7 @@ class Runtime:
         self.tick(sample=True)
         self._guarded("otlp", self.otel.flush)
 
-    def otel_tracer(self) -> object:
+    def otel_tracer(self) -> Tracer:
         """The tracer of the process: the global provider's if there is one, else kvobs's own."""
         return self.otel.tracer()
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics as metrics_api
 from opentelemetry import trace
-from opentelemetry.trace import NoOpTracer, ProxyTracerProvider, Tracer
+from opentelemetry.trace import ProxyTracerProvider, Tracer
 
 from kvobs.config import Config
 from kvobs.exporters import _environment as env
+from kvobs.exporters._bystander import Bystander
 from kvobs.exporters._instruments import SCOPE, Instruments, instruments_of
 from kvobs.metrics import Metrics, Observation
 from kvobs.model import Availability
@@ -80,7 +81,6 @@ class OtelExporter:
         self._metrics, self._process_id, self._otlp = metrics, process_id, config.otlp
         self._lock = threading.Lock()
         self._stopped = False
-        self._warm = False
         self._global: tuple[trace.TracerProvider, Tracer] | None = None
         self._private: Tracer | None = None
         self._traces: Traces | None = None
@@ -95,7 +95,7 @@ class OtelExporter:
     def tracer(self) -> Tracer:
         """The tracer to use now. Never raises."""
         if self._stopped or env.disabled(self._environ):
-            return NoOpTracer()
+            return Bystander()
         provider = global_tracer_provider()
         if provider is not None:
             return self._global_tracer(provider)
@@ -107,7 +107,7 @@ class OtelExporter:
 
     def _global_tracer(self, provider: trace.TracerProvider) -> Tracer:
         if self._otlp == "off":
-            return NoOpTracer()  # keeps the caller's span current, adds none to the application's traces
+            return Bystander()
         known = self._global
         if known is None or known[0] is not provider:
             known = self._global = (provider, provider.get_tracer(SCOPE))
@@ -123,16 +123,15 @@ class OtelExporter:
             self._traces = _sdk.Traces(self._environ, self._process_id, exporter, self._lost)
             return self._traces.provider.get_tracer(SCOPE)
         except ImportError:
-            return NoOpTracer()
+            return Bystander()
         except Exception as error:
             self._fail("spans", error)
-            return NoOpTracer()
+            return Bystander()
 
     # -- metrics and loss ------------------------------------------------------------------------------
 
     def tick(self, observations: Sequence[Observation]) -> None:
         """Record what the drain thread saw; the providers are chosen once there is something to tell."""
-        self._warm_up()
         if self._traces is not None and self._traces.queue is not None:
             self._lost(self._traces.queue.take_dropped())
         if self._instruments is None:
@@ -141,18 +140,24 @@ class OtelExporter:
             self._instruments.record(observations)
         self._publish_fact()
 
-    def _warm_up(self) -> None:
-        """Import what pushing will need here, rather than on the engine's thread at its first span."""
-        if self._warm:
-            return
-        self._warm = True
-        if global_tracer_provider() is None and env.wanted(self._environ, "traces", self._otlp):
-            try:
-                from kvobs.exporters import _sdk
+    def prepare(self) -> None:
+        """Import and ask at the start what spans and pushing will need.
 
-                _sdk.span_exporter_class(env.protocol(self._environ, "traces"))
-            except ImportError:
-                return
+        Not on the engine's thread at its first span, not on the drain thread (a fork during an import leaves the
+        child with a module that nobody ends importing), not at exit (where no thread can be started).
+        """
+        if global_tracer_provider() is not None or env.disabled(self._environ):
+            return
+        try:
+            from kvobs.exporters import _sdk
+
+            _sdk.resource(self._environ, self._process_id)
+            signals: tuple[env.Signal, ...] = ("traces", "metrics")
+            for signal in signals:
+                if env.wanted(self._environ, signal, self._otlp):
+                    _sdk.import_exporter(signal, env.protocol(self._environ, signal))
+        except ImportError:
+            return
 
     def _choose(self, observed: bool) -> None:
         if self._stopped or self._no_meters or self._otlp == "off" or env.disabled(self._environ):
@@ -183,8 +188,7 @@ class OtelExporter:
         try:
             from kvobs.exporters import _sdk
 
-            make = _sdk.span_exporter_class if signal == "traces" else _sdk.metric_exporter_class
-            return make(env.protocol(self._environ, signal))()
+            return _sdk.exporter_class(signal, env.protocol(self._environ, signal))()
         except ImportError:
             self._failure = MISSING
         except Exception as error:

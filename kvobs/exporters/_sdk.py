@@ -6,6 +6,9 @@ connections in a forked child, and do not tell what they dropped; both are repla
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,7 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from kvobs.exporters._environment import Protocol, number, resource_attributes
+from kvobs.exporters._environment import Protocol, Signal, number, resource_attributes
 from kvobs.exporters._pusher import Pusher
 from kvobs.exporters._sender import Sender
 
@@ -26,10 +29,18 @@ Lost = Callable[[int], None]
 
 def resource(environ: Mapping[str, str], process_id: str) -> Resource:
     """The process as OTLP sees it: the SDK's defaults and detectors, the user's attributes on top."""
-    found = Resource.create()
+    found = _detected(environ.get("OTEL_RESOURCE_ATTRIBUTES"), environ.get("OTEL_SERVICE_NAME"))
+    if "process.pid" in found.attributes:
+        found = found.merge(Resource({"process.pid": os.getpid()}))  # this may be a fork of the one that was asked
     if "service.instance.id" not in resource_attributes(environ):
         found = found.merge(Resource({"service.instance.id": process_id}))
     return found
+
+
+@functools.lru_cache(maxsize=4)
+def _detected(*_variables: str | None) -> Resource:
+    """What the SDK's detectors say, asked once and early: they run on threads, which cannot start at exit."""
+    return Resource.create()
 
 
 def span_exporter_class(protocol: Protocol) -> Callable[[], Any]:
@@ -52,6 +63,19 @@ def metric_exporter_class(protocol: Protocol) -> Callable[[], Any]:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
 
     return Http
+
+
+def exporter_class(signal: Signal, protocol: Protocol) -> Callable[[], Any]:
+    """The OTLP exporter of a signal; ImportError if missing."""
+    return span_exporter_class(protocol) if signal == "traces" else metric_exporter_class(protocol)
+
+
+def import_exporter(signal: Signal, protocol: Protocol) -> None:
+    """Import all that making the exporter imports."""
+    make = exporter_class(signal, protocol)
+    if protocol != "grpc":  # over HTTP some is only imported when one is made; a gRPC channel is not made in vain
+        with contextlib.suppress(Exception):  # a refused variable is reported when the exporter is needed
+            make().shutdown()
 
 
 def count_points(data: MetricsData) -> int:
