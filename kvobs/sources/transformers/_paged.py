@@ -1,7 +1,7 @@
 """Continuous batching of transformers: steps, the paged pool's ledger, and one turn per request.
 
-Supported: transformers 5.18 to 5.24. Older 5.x have another pool (``BlockManager``): there nothing is patched and
-the availability says so.
+Supported: transformers 5.18 to 5.24 (run on 5.18, 5.19 and 5.24; those between have the same hook points). Older
+5.x have another pool (``BlockManager``): there nothing is patched and the availability says so (run on 5.0).
 
 It hooks the generation step and the batch update around it, the pool's two verdicts (blocks handed out, a request
 refused), and the places where requests enter, give way to others, and leave; all on the engine's thread but
