@@ -42,7 +42,7 @@ class Sender:
         self._loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict)
                          if name.startswith(_QUIETED)]
         for logger in self._loggers:
-            logger.addFilter(self._filter)
+            logger.filters.insert(0, self._filter)  # before filters that let a repeated message pass only once
 
     @property
     def failing(self) -> bool:

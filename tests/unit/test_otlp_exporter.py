@@ -21,9 +21,10 @@ def dropped():
     return sum({row.name: points for row, points in state.collect()}.get("kvobs.self.events.dropped", {}).values())
 def facts():
     return {a[0]: (v, a[1]) for a, v in dict((r.name, p) for r, p in state.collect())["kvobs.availability"].items()}
-def turn(otel, parent=None):
-    with otel.tracer().start_as_current_span("turn") as span:
-        ids = span.get_span_context()
+def turn(otel):
+    span = otel.tracer().start_span("turn")
+    ids = span.get_span_context()
+    span.end()
     state.fold([spoken_turn(trace.format_trace_id(ids.trace_id), trace.format_span_id(ids.span_id))])
     state.refresh(0)
     otel.tick(state.take_observations())
