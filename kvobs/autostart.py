@@ -193,8 +193,11 @@ def _finish_forked_workers() -> None:
 def _watch_multiprocessing(util: ModuleType) -> None:
     from kvobs import runtime
 
-    # The registry of finalizers is emptied in the child after the fork, then the after-fork functions run.
-    util.register_after_fork(runtime, lambda module: util.Finalize(None, module.stop, exitpriority=-10))
+    def finish(module: ModuleType) -> None:
+        util.Finalize(None, module.stop, exitpriority=-10)  # after the worker's own children were joined
+
+    finish(runtime)  # this may be such a worker
+    util.register_after_fork(runtime, finish)  # runs after a forked worker has forgotten its parent's finalizers
 
 
 def _texts(settings: Mapping[str, object]) -> dict[str, str]:

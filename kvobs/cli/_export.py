@@ -21,11 +21,11 @@ def export(parquet: Annotated[Path, typer.Option("--parquet", metavar="OUT", hel
         raise Refused("The store is off in this configuration; name the store to export.")
     if not found.exists():
         raise Refused(f"There is no store at {found}.")
-    from kvobs.store import export_parquet
+    from kvobs.store import StoreError, export_parquet
 
     try:
-        export_parquet(found, parquet)
-    except ImportError:
-        raise Refused("Parquet needs pyarrow; install it with: pip install 'kvobs[lab]'.") from None
-    except OSError as error:
-        raise Refused(f"The export to {parquet} failed: {error}.") from error
+        written = export_parquet(found, parquet)
+    except StoreError as error:
+        raise Refused(str(error)) from error
+    for path in written:
+        print(path)

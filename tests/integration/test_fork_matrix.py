@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -12,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import child_environment, run_child, wait_until
+from tests.support import child_environment, wait_until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="The OTLP exporter is not installed.")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -144,12 +148,18 @@ def _run(body: str, tmp_path: Path, url: str) -> str:
     script = tmp_path / "script.py"
     script.write_text(_SOURCE + "if __name__ == '__main__':\n    kvobs.instrument()\n" + "".join(
         f"    {line}\n" for line in body.strip().splitlines()))
-    done = run_child([sys.executable, script], cwd=tmp_path, timeout=120, env=child_environment(
+    child = subprocess.Popen([sys.executable, script], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, start_new_session=True, env=child_environment(
         KVOBS_PROMETHEUS="off", KVOBS_STORE=str(tmp_path / "store"), OTEL_EXPORTER_OTLP_ENDPOINT=url,
         OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+    try:
+        out, err = child.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # its forks too, should they hang
+    assert child.returncode == 0, err
+    assert err == ""
+    return out
 
 
 def _rows(tmp_path: Path) -> list[str]:
@@ -224,7 +234,7 @@ for n in range(6):
     child = os.fork()
     if child == 0:
         turns(f'child{n}')
-        runtime.current().flush()
+        kvobs.uninstrument()
         os._exit(0)
     children.append(child)
 assert [os.waitpid(child, 0)[1] for child in children] == [0] * 6
