@@ -1,0 +1,101 @@
+"""kvobs in the demo's process: started with its default settings, and asked for each turn through its own store."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from kvobs import config as configuration
+from kvobs import runtime
+from kvobs.lab.demo._errors import DemoError
+from kvobs.model import Turn
+from kvobs.store import StoreError, StoreReader
+
+_ATTEMPTS, _PAUSE_S = 100, 0.1
+_MARGIN_NS = 3_600_000_000_000  # the wall clock may have been set since the store began
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class Observer:
+    """The running kvobs. A runtime that was there before is used and left running."""
+
+    def __init__(self) -> None:
+        """Start kvobs.
+
+        Raises:
+            kvobs.config.ConfigError: a setting was refused.
+            DemoError: kvobs is switched off.
+        """
+        found = runtime.current()
+        config = found.config if found is not None else configuration.load()
+        if not config.enabled:
+            raise DemoError("The demo shows what kvobs observes, and the setting enabled switches it off.")
+        self._kept = config.store is not None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        if config.store is None:
+            if found is not None:
+                raise DemoError("The demo reads the store, and this process is already observed without one.")
+            self._scratch = tempfile.TemporaryDirectory(prefix="kvobs-demo-")
+            config = msgspec.structs.replace(config, store=Path(self._scratch.name))
+        assert config.store is not None
+        self._directory: Path = config.store
+        self._own = found is None
+        self._runtime = runtime.start(config)
+        self._since_wall_ns = time.time_ns() - _MARGIN_NS
+        self._seen = len(self._recorded())
+
+    def turn(self) -> Turn:
+        """The turn that has just ended, as it was recorded.
+
+        Raises:
+            DemoError: it did not reach the store within about 10 s.
+        """
+        for _ in range(_ATTEMPTS):
+            self._runtime.tick(sample=True)
+            if len(recorded := self._recorded()) > self._seen:
+                self._seen += 1
+                return recorded[self._seen - 1]
+            threading.Event().wait(_PAUSE_S)
+        raise DemoError(f"kvobs recorded no turn in the store in {self._directory}; its log says why.", 1)
+
+    def _recorded(self) -> list[Turn]:
+        try:
+            stored = StoreReader(self._directory).turns(since_wall_ns=self._since_wall_ns)
+        except StoreError:
+            return []
+        return [found.record for found in stored if found.process == self._runtime.process_id]
+
+    @property
+    def metrics(self) -> str | None:
+        """The address of the metrics page, while the demo runs."""
+        return self._runtime.endpoint
+
+    def places(self) -> list[str]:
+        """Where metrics, traces and the store are, one sentence each."""
+        metrics = (f"Metrics: {self.metrics} served them while the demo ran." if self.metrics is not None
+                   else "Metrics: no page was served (see the setting prometheus and kvobs doctor).")
+        store = (f"Store: {self._directory} (process {self._runtime.process_id}); read it with: "
+                 f"kvobs export --parquet OUT {self._directory}" if self._kept
+                 else "Store: off, as configured; the demo used one of its own and removed it.")
+        return [metrics, f"Traces: {self._traces()}", store]
+
+    def _traces(self) -> str:
+        pushed = self._runtime.otel.availability()
+        if not pushed.available:
+            return f"only in the store. {pushed.reason}" if self._kept else pushed.reason
+        endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
+        return (f"one span per turn was pushed over OTLP to {endpoint}." if endpoint is not None
+                else "one span per turn was handed to the OpenTelemetry SDK, whose endpoint is its default or the "
+                     "application's.")
+
+    def close(self) -> None:
+        """Flush everything and stop what was started here."""
+        if self._own:
+            runtime.stop()
+        if self._scratch is not None:
+            self._scratch.cleanup()
