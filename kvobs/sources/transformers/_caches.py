@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -10,11 +11,11 @@ from collections import deque
 from typing import Any
 
 from kvobs.model import CacheGone, Emit, Origin
-from kvobs.sources.transformers._sweep import CacheSweep, layers_of
+from kvobs.sources.transformers._layers import layers_of, measurable
+from kvobs.sources.transformers._sweep import CacheSweep
 
 SOURCE = "transformers"
-# Tensors without memory of their own: nothing can be measured on them.
-_WITHOUT_STORAGE = frozenset({"FakeTensor", "FunctionalTensor"})
+_INNER = ("self_attention_cache", "cross_attention_cache")
 _ids = itertools.count(1)
 
 
@@ -69,18 +70,23 @@ class CacheRegistry:
 
     def find(self, cache: Any) -> CacheRecord | None:
         """The record of a cache (or of the one it is part of), if it is followed."""
-        return self._records.get(id(cache))
+        record = self._records.get(id(cache))
+        if record is None or record.ref is None:
+            return None
+        owner = record.ref()
+        inner = (getattr(owner, name, None) for name in _INNER)
+        return record if owner is cache or any(part is cache for part in inner) else None
 
     def add(self, cache: Any, model: str, layers: list[Any], *, fresh: bool = False) -> CacheRecord:
         """Begin to follow a cache; what it holds already is its baseline, unless the pass just made it (``fresh``)."""
         record = CacheRecord(model)
-        record.blind = any(type(getattr(x, "keys", None)).__name__ in _WITHOUT_STORAGE for x in layers)
-        inner = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+        record.blind = not measurable(layers)
+        inner = [getattr(cache, name, None) for name in _INNER]
         for part in (cache, *inner):
             if part is not None:
                 record.keys.append(id(part))
                 self._records[id(part)] = record
-        record.ref = weakref.ref(cache, lambda _, record=record: self._drop(record))
+        record.ref = weakref.ref(cache, functools.partial(self._drop, record))
         if not record.blind:
             record.sweep.baseline([] if fresh else layers)
         return record
@@ -105,11 +111,13 @@ class CacheRegistry:
         """Every followed cache once."""
         return list({record.id: record for record in list(self._records.values())}.values())
 
-    def _drop(self, record: CacheRecord) -> None:
+    def _drop(self, record: CacheRecord, _: object) -> None:
         # Runs inside the garbage collector, on any thread: only appends and pops.
         for key in record.keys:
-            self._records.pop(key, None)
-        self.gone.append(record)
+            if self._records.get(key) is record:
+                del self._records[key]
+        if record.bare is not None:
+            self.gone.append(record)
         self._emit(CacheGone(time.monotonic_ns(), record.id))
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from opentelemetry.util.types import AttributeValue
 
-from kvobs.sources.transformers._sweep import layers_of
+from kvobs.sources.transformers._layers import layers_of
 from kvobs.sources.transformers._turns import LiveTurn
 
 _TOKEN_LIMIT = 4096
@@ -21,10 +21,13 @@ def model_name(model: Any) -> str:
     return path.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1] or type(model).__name__
 
 
-def cache_in(kwargs: dict[str, Any]) -> Any:
+def cache_in(kwargs: dict[str, Any], args: tuple[Any, ...] = ()) -> Any:
     """The cache among a forward call's arguments: ``cache`` from transformers 5.24, ``past_key_values`` before."""
-    cache = kwargs.get("cache")
-    return kwargs.get("past_key_values") if cache is None else cache
+    for name in ("cache", "past_key_values"):
+        cache = kwargs.get(name)
+        if cache is not None:
+            return cache
+    return next((value for value in args if not hasattr(value, "shape") and layers_of(value) is not None), None)
 
 
 def cache_out(output: Any) -> Any:
@@ -59,25 +62,46 @@ class Call(msgspec.Struct):
     encoder_tokens: int | None
     attributes: dict[str, AttributeValue]
     ids: Any
+    mask: Any
+    ends: list[int]
 
-    def prompt_tokens(self, turn: LiveTurn) -> int:
-        """Token positions of the whole prompt, what was cached included."""
+    def prompt_tokens(self, turn: LiveTurn) -> tuple[int, int]:
+        """Tokens of the whole prompt, and how many of them were cached; the padding of a batch is not counted."""
         if self.encoder_tokens is not None:
-            return self.encoder_tokens
-        return max(turn.prompt, turn.cached) * self.rows
+            return self.encoder_tokens, 0
+        positions = max(turn.prompt, turn.cached)
+        if self.mask is not None and self.mask.shape[1] == positions:
+            return int(self.mask.sum()), int(self.mask[:, : turn.cached].sum())
+        return positions * self.rows, turn.cached * self.rows
 
-    def outcome(self, result: Any, record_tokens: bool) -> tuple[int, int | None, dict[str, AttributeValue]]:
-        """(rows, new tokens per row or None when unknown, span attributes that were asked for)."""
+    def outcome(self, result: Any, record_tokens: bool) -> tuple[int | None, int, dict[str, AttributeValue]]:
+        """(new tokens per row or None when unknown, all new tokens, span attributes that were asked for)."""
         sequences = getattr(result, "sequences", result)
         shape = getattr(sequences, "shape", None)
         if shape is None or len(shape) != 2:
-            return self.rows, None, {}
+            return None, 0, {}
         attributes: dict[str, AttributeValue] = {}
         if record_tokens:
             if self.ids is not None:
                 attributes["kvobs.prompt.token_ids"] = self.ids[0, :_TOKEN_LIMIT].tolist()
             attributes["kvobs.reply.token_ids"] = sequences[0, self.known : self.known + _TOKEN_LIMIT].tolist()
-        return int(shape[0]), max(0, int(shape[1]) - self.known), attributes
+        per_row = max(0, int(shape[1]) - self.known)
+        return per_row, _generated(sequences[:, self.known :], self.ends), attributes
+
+
+def _generated(new: Any, ends: list[int]) -> int:
+    """Tokens up to each row's first end token: what follows it is padding."""
+    rows, length = int(new.shape[0]), int(new.shape[1])
+    if rows == 1 or not ends or not length:
+        return rows * length
+    ended = sum((new == end).long() for end in ends).clamp(max=1)
+    return int((ended.cumsum(1) == ended).logical_and(ended.cumsum(1) <= 1).sum())
+
+
+def _end_tokens(value: Any) -> list[int]:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return [] if value is None else [int(end) for end in (value if isinstance(value, list | tuple) else [value])]
 
 
 def describe(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -101,5 +125,8 @@ def describe(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         value = kwargs.get(name, getattr(config, name, None))
         if isinstance(value, int | float) and not isinstance(value, bool):
             attributes[f"gen_ai.request.{key}"] = value
+    mask = kwargs.get("attention_mask") if rows > 1 else None
     return Call(cache_in(kwargs), rows, prompt, known, encoder_tokens, attributes,
-                ids if ids is not None and len(shape) == 2 else None)
+                ids if ids is not None and len(shape) == 2 else None,
+                mask if len(getattr(mask, "shape", ())) == 2 else None,
+                _end_tokens(kwargs.get("eos_token_id", getattr(config, "eos_token_id", None))))

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kvobs.bus import Bus
-from kvobs.model import Migration, Origin, Rewrite, Step
+from kvobs.model import Migration, Origin, OutOfMemory, Rewrite, Step
 from kvobs.sources._patch import Patches
-from kvobs.sources.transformers._calls import cache_in, cache_out, describe, model_name, query_shape
 from kvobs.sources.transformers._caches import SOURCE, CacheRecord, CacheRegistry
-from kvobs.sources.transformers._sweep import Delta, layers_of
+from kvobs.sources.transformers._calls import Call, cache_in, cache_out, describe, model_name, query_shape
+from kvobs.sources.transformers._layers import layers_of, measurable
+from kvobs.sources.transformers._sweep import Delta
 from kvobs.sources.transformers._turns import LiveTurn, Turns, outcome_of
 
 Function = Callable[..., Any]
@@ -28,9 +29,10 @@ class Hooks:
     """Makes the wrappers. ``local`` is per thread: inside a forward pass, and the generate call in progress."""
 
     def __init__(self, bus: Bus, patches: Patches, caches: CacheRegistry, turns: Turns,
-                 is_compiling: Callable[[], bool], record_prompts: bool) -> None:
+                 is_compiling: Callable[[], bool], is_tracing: Callable[[], bool], record_prompts: bool) -> None:
         self._bus, self._patches, self._caches, self._turns = bus, patches, caches, turns
-        self._is_compiling = is_compiling
+        self._is_compiling, self._is_tracing = is_compiling, is_tracing
+        self._broken = False
         self._record_prompts = record_prompts
         self._local = _Local()
 
@@ -67,34 +69,44 @@ class Hooks:
         return get_compiled_call
 
     def _observed(self, model: Any, run: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._broken or self._is_tracing():
+            return run(*args, **kwargs)
         local = self._local
         entered = time.monotonic_ns()
         turn, prefill = local.turn, False
         try:
-            cache = cache_in(kwargs)
+            cache = cache_in(kwargs, args)
+            if turn is not None and cache is None and model is not turn.owner:
+                turn = None  # an encoder that runs ahead of the first step: part of its time, not a step
             if cache is not None and self._caches.find(cache) is None:
                 self._follow(cache, model)
             if turn is not None:
                 prefill = turn.begins(entered)
         except Exception as error:
-            self._patches.fail("PreTrainedModel.__call__", error)
+            self._give_up(error)
             return run(*args, **kwargs)
         local.busy = True
         before = time.monotonic_ns()
         try:
             output = run(*args, **kwargs)
         except BaseException as error:
-            if turn is None:
+            if local.turn is None:
                 self._failed_outside(error, cache)
             raise
         finally:
             after = time.monotonic_ns()
             local.busy = False
         try:
-            self._after(model, cache, args, kwargs, output, turn, prefill, entered, before, after)
+            if turn is not None or local.turn is None:
+                self._after(model, cache, args, kwargs, output, turn, prefill, entered, before, after)
         except Exception as error:
-            self._patches.fail("PreTrainedModel.__call__", error)
+            self._give_up(error)
         return output
+
+    def _give_up(self, error: Exception) -> None:
+        """Without steps no turn could be told: nothing more of this source is reported."""
+        self._broken = True
+        self._patches.fail("PreTrainedModel.__call__", error)
 
     def _after(self, model: Any, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any,
                turn: LiveTurn | None, prefill: bool, entered: int, before: int, after: int) -> None:
@@ -108,7 +120,11 @@ class Hooks:
         record = self._caches.find(cache)
         if record is None:
             record = self._caches.add(cache, model_name(model), layers, fresh=True)
+        if record.origin is None:
+            record.blind = not measurable(layers)
         if record.blind:
+            if turn is not None:
+                turn.took_without_cache(after)
             return
         rows, length = query_shape(args, kwargs)
         delta = record.sweep.step(layers, length)
@@ -163,8 +179,8 @@ class Hooks:
     def close_bare(self, turn: LiveTurn) -> None:
         """End a turn of bare passes at its last pass; its span is written as a whole."""
         self._turns.trace(turn, {}, turn.parent, attach=False)
-        self._turns.close(turn, rows=turn.rows, new_per_row=None, prompt_tokens=turn.prompt * turn.rows,
-                          end_ns=turn.last_ns, error=None, attributes={})
+        self._turns.close(turn, new_per_row=None, new_tokens=0, prompt_tokens=turn.prompt * turn.rows,
+                          cached_tokens=turn.cached * turn.rows, end_ns=turn.last_ns, error=None, attributes={})
 
     def close_idle(self, now_ns: int, *, everything: bool = False) -> None:
         """Close bare turns whose cache is gone or which have been idle for five seconds."""
@@ -180,8 +196,6 @@ class Hooks:
             self.close_bare(turn)
 
     def _failed_outside(self, error: BaseException, cache: Any) -> None:
-        from kvobs.model import OutOfMemory
-
         if outcome_of(error) == "out_of_memory":
             record = self._caches.find(cache) if cache is not None else None
             self._bus.publish(OutOfMemory(time.monotonic_ns(), record.origin if record else None,
@@ -195,7 +209,7 @@ class Hooks:
 
         def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
             outer = local.turn
-            if is_compiling() or not bus.active or kwargs.get("cache_implementation") == "paged" or (
+            if is_compiling() or not bus.active or hooks._broken or kwargs.get("cache_implementation") == "paged" or (
                     outer is not None and outer.owner is self and not outer.steps):
                 return original(self, *args, **kwargs)
             entered = time.monotonic_ns()
@@ -221,14 +235,24 @@ class Hooks:
                 left = time.monotonic_ns()
                 local.turn = outer
                 try:
-                    rows, new, attributes = call.outcome(result, hooks._record_prompts)
-                    hooks._turns.close(turn, rows=rows, new_per_row=new, prompt_tokens=call.prompt_tokens(turn),
-                                       end_ns=left, error=failure, attributes=attributes)
+                    hooks._turns.leave(turn)
+                    hooks._close(turn, call, result, left, failure, outer)
                 except Exception as error:
                     hooks._patches.fail("GenerationMixin.generate", error)
             return result
 
         return generate
+
+    def _close(self, turn: LiveTurn, call: Call, result: Any, end_ns: int, failure: BaseException | None,
+               outer: LiveTurn | None) -> None:
+        if self._broken:
+            self._turns.abandon(turn)
+            return
+        new_per_row, new_tokens, attributes = call.outcome(result, self._record_prompts)
+        prompt_tokens, cached_tokens = call.prompt_tokens(turn)
+        self._turns.close(turn, new_per_row=new_per_row, new_tokens=new_tokens, prompt_tokens=prompt_tokens,
+                          cached_tokens=cached_tokens, end_ns=end_ns, error=failure, attributes=attributes,
+                          outer=outer)
 
     # -- between passes --------------------------------------------------------------------------------
 
@@ -245,7 +269,7 @@ class Hooks:
                 record = caches.find(self)
                 if record is not None and not record.blind:
                     try:
-                        hooks._rewritten(record)
+                        hooks._rewritten(record, lengths=name in ("crop", "reset"))
                     except Exception as error:
                         hooks._patches.fail(f"Cache.{name}", error)
                 return result
@@ -254,11 +278,11 @@ class Hooks:
 
         return make
 
-    def _rewritten(self, record: CacheRecord) -> None:
+    def _rewritten(self, record: CacheRecord, *, lengths: bool) -> None:
         layers = record.layers()
         if layers is None:
             return
-        delta = record.sweep.rewritten(layers)
+        delta = record.sweep.rewritten(layers, lengths=lengths)
         turn = self._local.turn or record.bare
         if turn is not None and record.id in turn.records:
             turn.rewrote(record, delta)
@@ -281,13 +305,13 @@ class Hooks:
                 keys = getattr(self, "keys", None)
                 if keys is None or is_compiling() or not bus.active:
                     return original(self, *args, **kwargs)
-                source = keys.device
+                source, before = keys.device, _addresses(self)
                 began = time.monotonic_ns()
                 result = original(self, *args, **kwargs)
                 ended = time.monotonic_ns()
                 try:
-                    if self.keys.device != source:
-                        hooks._moved(self, str(source), began, ended)
+                    if self.keys.device != source and self.keys.numel():
+                        hooks._moved(self, str(source), before, began, ended)
                 except Exception as error:
                     hooks._patches.fail(f"CacheLayerMixin.{name}", error)
                 return result
@@ -296,7 +320,7 @@ class Hooks:
 
         return make
 
-    def _moved(self, layer: Any, src: str, began: int, ended: int) -> None:
+    def _moved(self, layer: Any, src: str, before: dict[str, int], began: int, ended: int) -> None:
         dst = str(layer.keys.device)
         size = layer.keys.nbytes + layer.values.nbytes
         found = self._caches.locate(layer)
@@ -305,12 +329,19 @@ class Hooks:
         turn = self._local.turn
         if found is not None:
             record, index = found
-            record.sweep.moved(index, layer)
+            record.sweep.moved(index, layer, before)
             origin, record_id = record.origin or origin, record.id
             turn = turn or record.bare
         if turn is not None:
             turn.moved(ended, src, dst, 2, size, ended - began)
         self._bus.publish(Migration(ended, origin, record_id, src, dst, 2, size, ended - began))
+
+
+def _addresses(layer: Any) -> dict[str, int]:
+    try:
+        return {name: getattr(layer, name).untyped_storage().data_ptr() for name in ("keys", "values")}
+    except Exception:  # a stand-in without memory
+        return {}
 
 
 def _current_context() -> Any:

@@ -104,7 +104,7 @@ class TransformersSource:
             self._caches = CacheRegistry(self._emit)
             turns = Turns(self._emit, self._wiring.tracer, names, numbers)
             self._hooks = Hooks(self._wiring.bus, self._patches, self._caches, turns,
-                                torch.compiler.is_compiling, config.record_prompts)
+                                torch.compiler.is_compiling, torch.jit.is_tracing, config.record_prompts)
             self._paged = PagedHooks(self._wiring, self._emit, self._patches, names, numbers)
             self._paged.install()
         return self._hooks

@@ -1,7 +1,6 @@
 """One sweep over a cache after a step: what moved, what was written, what is held.
 
-Duck-typed over ``cache.layers`` of transformers 5.x, so this module imports neither torch nor transformers. No
-tensor, layer or cache is kept: only addresses, sizes and device names, so that nothing lives longer because it
+No tensor, layer or cache is kept: only addresses, sizes and device names, so that nothing lives longer because it
 is observed.
 
 The usual case (every layer holds K and V and grows alike) is decided from two addresses per layer and one
@@ -11,20 +10,20 @@ Rules. A re-allocation is a K or V storage that is replaced by another one with 
 buffer is its reservation and not a re-allocation, a dynamic layer's first fill replaces the empty buffer it was
 created with. Of the bytes in replaced storages, those of new tokens are *written* and the others *copied*. For
 quantized and other unusual layers written is the net growth of stored bytes, so written + copied is always the
-size of the replaced storages. In-place shifts of a full static sliding window are not counted as copies.
+size of the replaced storages. A static layer is written in place, every token once; the in-place shifts of its full
+sliding window are not counted as copies. States of linear attention are held and reserved, never written or copied.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-# Tensors of a layer that are bookkeeping, not stored context.
-_BOOKKEEPING = frozenset({"cumulative_length", "_sliding_window_tensor", "_pending_beam_idx", "cache_position"})
-_STATES = frozenset({"conv_states", "recurrent_states"})
+from kvobs.sources.transformers._layers import IN_PLACE, STATES, filled, kind_of, row_bytes, seen_length, stored
+
+_NOWHERE = -1
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -63,51 +62,6 @@ class _Group(msgspec.Struct):
     layers: list[int]
 
 
-def layers_of(cache: Any) -> list[Any] | None:
-    """The layers of any transformers cache (an encoder-decoder cache's self then cross layers), or None."""
-    own = getattr(cache, "self_attention_cache", None)
-    if own is not None:
-        cross = getattr(cache, "cross_attention_cache", None)
-        return [*own.layers, *(cross.layers if cross is not None else ())]
-    layers = getattr(cache, "layers", None)
-    return layers if isinstance(layers, list) else None
-
-
-def kind_of(layer: Any) -> str:
-    """``static``, ``sliding`` (dynamic with a window), ``dynamic``, or ``other`` (exact path only)."""
-    if any(getattr(layer, name, None) is not None for name in ("_quantized_keys", "indexer_keys", *_STATES)):
-        return "other"
-    if not hasattr(layer, "keys"):
-        return "other"
-    if hasattr(layer, "max_cache_len"):
-        return "static"
-    return "sliding" if getattr(layer, "is_sliding", False) else "dynamic"
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    """The plain tensors inside a tensor, a wrapper subclass (quanto), or nested tuples, lists and dicts (HQQ)."""
-    if hasattr(value, "untyped_storage"):
-        flatten = getattr(value, "__tensor_flatten__", None)
-        if flatten is not None:
-            for name in flatten()[0]:
-                yield from _tensors(getattr(value, name))
-        else:
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _stored(layer: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(layer).items():
-        if name not in _BOOKKEEPING and value is not None and not isinstance(value, int | str | bool):
-            for position, tensor in enumerate(_tensors(value)):
-                yield (name if not position else f"{name}.{position}"), tensor
-
-
 class CacheSweep:
     """Follows one cache from step to step."""
 
@@ -131,12 +85,12 @@ class CacheSweep:
     def baseline(self, layers: list[Any]) -> None:
         """Take the cache as it is: what it holds already was neither written nor moved under our eyes."""
         for index, layer in enumerate(layers):
-            self._length[index] = _seen_length(layer)
+            self._length[index] = seen_length(layer)
         self._exact(layers, 0)
 
     def length(self) -> int:
-        """Token positions per sequence that the longest layer has seen."""
-        return max(self._length.values(), default=0)
+        """Token positions per sequence that the cache has seen, by its first layer that counts them."""
+        return next((length for length in self._length.values() if length), 0)
 
     def step(self, layers: list[Any], query_length: int) -> Delta:
         """Compare with the state after the previous step, ``query_length`` token positions per row ago."""
@@ -146,23 +100,32 @@ class CacheSweep:
                 return delta
         return self._exact(layers, query_length)
 
-    def rewritten(self, layers: list[Any]) -> Delta:
-        """After a call that rearranges the cache between steps (beam reorder, crop, reset): all is copied."""
+    def rewritten(self, layers: list[Any], *, lengths: bool = True) -> Delta:
+        """After a call that rearranges the cache between steps (beam reorder, crop, reset): all is copied.
+
+        ``lengths`` says whether it may have changed how many positions are held: only then are they read again.
+        """
         self._settle()
-        for index, layer in enumerate(layers):
-            self._length[index] = _seen_length(layer)
+        if lengths:
+            for index, layer in enumerate(layers):
+                self._length[index] = seen_length(layer)
         delta = self._exact(layers, 0)
         delta.copied += delta.written
         delta.written = 0
         return delta
 
-    def moved(self, index: int, layer: Any) -> None:
-        """A layer's move between devices was counted by the call that made it: take it as known."""
+    def moved(self, index: int, layer: Any, before: dict[str, int]) -> None:
+        """A layer's move between devices was counted by the call that made it: take it as known.
+
+        ``before`` are the addresses ahead of the move: what had been replaced since the last step stays to be counted.
+        """
         self._settle()
-        for name, tensor in _stored(layer):
+        for name, tensor in stored(layer):
             buffer = self._buffers.get((index, name))
-            if buffer is not None:
-                buffer.address, buffer.device = tensor.untyped_storage().data_ptr(), str(tensor.device)
+            if buffer is not None and name in before:
+                seen = buffer.address == before[name]
+                buffer.address = tensor.untyped_storage().data_ptr() if seen else _NOWHERE
+                buffer.device = str(tensor.device)
 
     # -- the usual case --------------------------------------------------------------------------------
 
@@ -195,13 +158,14 @@ class CacheSweep:
             length = self._length[group.layers[0]] + query_length
             storage_rows = group.storage_rows
             if group.kind == "static":
-                held_rows = min(length, rows)
-                new = held_rows - min(length - query_length, rows)
+                held_rows, new = min(length, rows), min(query_length, rows)
             elif addresses[group.slot] == self._addresses[group.slot]:
                 # Untouched in this step, as cross-attention is: the same buffers must hold the same rows.
                 if rows != group.rows:
                     return None
                 held_rows, new, length = rows, 0, length - query_length
+            elif group.kind == "cross":
+                return None
             else:
                 expected += 2 * len(group.layers)
                 held_rows = rows
@@ -249,19 +213,22 @@ class CacheSweep:
         devices: dict[str, list[int]] = {}
         moves: dict[tuple[str, str], list[int]] = {}
         seen: dict[int, str] = {}
+        own = getattr(layers, "own", len(layers))
         for index, layer in enumerate(layers):
-            kind = kind_of(layer)
+            kind = kind_of(layer, cross=index >= own)
             length = self._length.get(index, 0) + query_length
-            if kind == "dynamic":
+            if kind in ("dynamic", "cross"):
                 length = layer.keys.shape[2] if layer.keys is not None and layer.keys.dim() == 4 else 0
-            held = states = replaced = 0
-            for name, tensor in _stored(layer):
+            held = states = replaced = in_place = 0
+            for name, tensor in stored(layer):
                 storage = tensor.untyped_storage()
                 address, size, device = storage.data_ptr(), storage.nbytes(), str(tensor.device)
                 buffers[index, name] = _Buffer(address, device, size)
-                bytes_held = _held(tensor, kind, length)
+                bytes_held = filled(name, tensor, length) if kind == "static" else int(tensor.nbytes)
                 held += bytes_held
-                if name.split(".")[0] in _STATES:
+                if kind == "static" and name.split(".")[0] not in STATES:
+                    in_place += filled(name, tensor, query_length)
+                if name.split(".")[0] in STATES:
                     states += bytes_held
                 totals = devices.setdefault(device, [0, 0, 0])
                 totals[0] += bytes_held
@@ -278,9 +245,12 @@ class CacheSweep:
                     delta.reallocations += 1
                     replaced += size
             growth = held - states - self._held.get(index, 0)
-            written = _row_bytes(layer) * query_length if kind == "sliding" and query_length else max(0, growth)
-            if kind != "static":
-                written = min(written, replaced)
+            if kind == "static":
+                written = in_place
+            elif kind == "sliding" and query_length:
+                written = min(row_bytes(layer) * query_length, replaced)
+            else:
+                written = max(0, growth) if kind == "cross" else min(max(0, growth), replaced)
             delta.written += written
             delta.copied += max(0, replaced - written)
             delta.held += held
@@ -301,14 +271,15 @@ class CacheSweep:
         self._fast = False
         groups: dict[tuple[Any, ...], _Group] = {}
         attention: list[int] = []
+        own = getattr(layers, "own", len(layers))
         for index, layer in enumerate(layers):
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
             if keys is None or values is None:
-                if any(True for _ in _stored(layer)):
+                if any(True for _ in stored(layer)):
                     return
                 continue
-            kind = kind_of(layer)
-            if kind == "other" or keys.dim() != 4 or not keys.shape[2]:
+            kind = kind_of(layer, cross=index >= own)
+            if kind == "other" or keys.dim() != 4 or not keys.shape[2] or sum(1 for _ in stored(layer)) != 2:
                 return
             if kind != "sliding" and (keys.storage_offset() or values.storage_offset()):
                 return
@@ -334,32 +305,9 @@ class CacheSweep:
         self._fast = True
 
 
-def _seen_length(layer: Any) -> int:
-    """Token positions a layer has seen. Reads a device scalar for static layers: only at first sight."""
-    if not getattr(layer, "is_initialized", True):
-        return 0
-    read = getattr(layer, "get_seq_length", None)
-    if read is None or getattr(layer, "keys", None) is None:
-        return 0
-    return int(read())
-
-
-def _held(tensor: Any, kind: str, length: int) -> int:
-    """Bytes of a tensor that hold tokens: all of it, but for a static layer only the rows filled so far."""
-    size = int(tensor.nbytes)
-    if kind != "static" or tensor.dim() != 4 or not tensor.shape[2]:
-        return size
-    return size // int(tensor.shape[2]) * min(length, int(tensor.shape[2]))
-
-
-def _row_bytes(layer: Any) -> int:
-    rows = layer.keys.shape[2] if layer.keys.dim() == 4 else 0
-    return int((layer.keys.nbytes + layer.values.nbytes) // rows) if rows else 0
-
-
 def _replaced(before: _Buffer | None, address: int, size: int, kind: str, name: str) -> bool:
-    if not size or name.split(".")[0] in _STATES:
+    if not size or name.split(".")[0] in STATES:
         return False
     if before is None or not before.storage_bytes:
-        return kind != "static"
+        return kind not in IN_PLACE
     return before.address != address

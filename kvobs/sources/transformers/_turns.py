@@ -25,9 +25,9 @@ _NOWHERE = Origin(SOURCE, "unknown", "none", "unknown", "unknown")
 class LiveTurn:
     """Sums of a turn that is under way. ``prompt`` and ``consumed`` are token positions per row."""
 
-    __slots__ = ("_burst", "cached", "consumed", "copied", "first_ns", "hook_ns", "last_ns", "marks", "model",
-                 "moves", "number", "opened", "owner", "parent", "prefill_end_ns", "priority", "prompt", "reallocations",
-                 "records", "rows", "session", "start_ns", "steps", "wall_start_ns", "written")
+    __slots__ = ("_burst", "cached", "consumed", "copied", "first_ns", "hook_ns", "last_ns", "marks", "model", "moves",
+                 "number", "opened", "owner", "parent", "prefill_end_ns", "priority", "prompt", "reallocations",
+                 "records", "reported", "rows", "session", "start_ns", "steps", "wall_start_ns", "written")
 
     def __init__(self, owner: object, model: str, session: str, priority: str, number: int) -> None:
         self.owner, self.model = owner, model
@@ -38,6 +38,7 @@ class LiveTurn:
         self.last_ns = self.start_ns
         self.steps = self.prompt = self.consumed = self.cached = self.hook_ns = 0
         self.rows = 1
+        self.reported = 0
         self.written = self.copied = self.reallocations = 0
         self.records: dict[int, tuple[CacheRecord, Delta]] = {}
         self.moves: dict[tuple[str, str], list[int]] = {}
@@ -55,12 +56,11 @@ class LiveTurn:
 
     def took(self, record: CacheRecord, delta: Delta, query_length: int, prefill: bool, now_ns: int) -> None:
         """A forward pass ended and its cache was swept."""
-        if record.id not in self.records:
-            if not self.records:
-                self.cached = max(0, record.sweep.length() - query_length)
-                self.consumed = self.cached
-                if self.cached and query_length == self.prompt:
-                    self.prompt += self.cached  # only the new part of the prompt was passed
+        if not self.records:
+            self.cached = max(0, record.sweep.length() - query_length)
+            self.consumed = self.cached
+            if self.cached and query_length == self.prompt:
+                self.prompt += self.cached  # only the new part of the prompt was passed
         self.records[record.id] = (record, delta)
         self.steps += 1
         self.consumed += query_length
@@ -119,12 +119,13 @@ class LiveTurn:
                       {"steps": steps, "reallocations": count, "copied_bytes": copied})
             self._burst = None
 
-    def finish(self, new_rows: int, new_per_row: int | None, prompt_tokens: int | None, end_ns: int, outcome: str,
-               shown: Callable[[str], str]) -> Turn:
+    def finish(self, new_per_row: int | None, new_tokens: int, prompt_tokens: int, cached_tokens: int, end_ns: int,
+               outcome: str, shown: Callable[[str], str]) -> Turn:
         """The closed turn. ``new_per_row`` None counts the tokens that were fed back, as far as the turn came."""
         self._end_burst()
         if new_per_row is None:
             new_per_row = max(0, self.consumed - self.prompt)
+            new_tokens = new_per_row * self.rows
         records = [record for record, _ in self.records.values()]
         last = [delta for _, delta in self.records.values()]
         first = self.first_ns if self.first_ns is not None else (end_ns if self.steps else None)
@@ -133,15 +134,13 @@ class LiveTurn:
             tpot = (end_ns - self.first_ns) // (new_per_row - 1)
         ids = self.opened.ids if self.opened is not None else ("", "", False)
         prefill = None if self.prefill_end_ns is None else self.prefill_end_ns - self.start_ns
-        if prompt_tokens is None:
-            prompt_tokens = max(self.prompt, self.cached) * self.rows
         origin = records[0].origin if records and records[0].origin else None
         return Turn(
             t_ns=end_ns, start_ns=self.start_ns, wall_start_ns=self.wall_start_ns,
             origin=origin or Origin(SOURCE, self.model, _NOWHERE.cache, _NOWHERE.device, _NOWHERE.dtype),
             cache_id=records[0].id if records else 0, session=shown(self.session), priority=self.priority,
             turn=self.number, outcome=outcome, steps=self.steps, prompt_tokens=prompt_tokens,
-            cached_tokens=self.cached * self.rows, new_tokens=new_per_row * new_rows,
+            cached_tokens=cached_tokens, new_tokens=new_tokens,
             kv_bytes=sum(d.held for d in last), kv_reserved_bytes=sum(d.reserved for d in last),
             kv_largest_bytes=max((d.largest for d in last), default=0), reallocations=self.reallocations,
             bytes_written=self.written, bytes_copied=self.copied,
@@ -190,16 +189,29 @@ class Turns:
         turn.opened = open_turn(self._tracer(), turn.model, turn.wall_start_ns, attributes, parent=parent,
                                 attach=attach)
 
-    def close(self, turn: LiveTurn, *, rows: int, new_per_row: int | None, prompt_tokens: int | None, end_ns: int,
-              error: BaseException | None, attributes: Mapping[str, AttributeValue]) -> None:
-        """Emit the turn and end its span."""
-        outcome = outcome_of(error)
+    def leave(self, turn: LiveTurn) -> None:
+        """Make the caller's span current again."""
         if turn.opened is not None:
             turn.opened.leave()
-        closed = turn.finish(rows, new_per_row, prompt_tokens, end_ns, outcome, self._names.shown)
+
+    def abandon(self, turn: LiveTurn) -> None:
+        """End the span of a turn that could not be followed to its end; its sums would be wrong, so none are given."""
+        if turn.opened is not None:
+            turn.opened.span.end()
+
+    def close(self, turn: LiveTurn, *, new_per_row: int | None, new_tokens: int, prompt_tokens: int,
+              cached_tokens: int, end_ns: int, error: BaseException | None,
+              attributes: Mapping[str, AttributeValue], outer: LiveTurn | None = None) -> None:
+        """Emit the turn and end its span. An error that passes through nested turns is reported by the innermost."""
+        outcome = outcome_of(error)
+        closed = turn.finish(new_per_row, new_tokens, prompt_tokens, cached_tokens, end_ns, outcome,
+                             self._names.shown)
         if outcome == "out_of_memory":
             turn.mark(end_ns, "kvobs.out_of_memory", {"kv_reserved_bytes": closed.kv_reserved_bytes})
-            self._emit(OutOfMemory(end_ns, closed.origin, closed.session, str(error)[:500]))
+            if turn.reported != id(error):
+                self._emit(OutOfMemory(end_ns, closed.origin, closed.session, str(error)[:500]))
+            if outer is not None:
+                outer.reported = id(error)
         if turn.opened is not None:
             turn.opened.close(closed, turn.marks, attributes, error)
         self._emit(closed)
