@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from kvobs.lab.demo._cache import NAME, damage_of, models_directory
 
 PROMPT_TOKENS = 48
 _SETTLE = 2  # the first decode steps of a call still warm up
 TINY = "tiny Llama (30 layers, hidden 64)"
 SMOLLM2 = "SmolLM2-135M"
-MISSING = "SmolLM2 is not in the demo's cache; kvobs demo fetches it."
+MISSING = "SmolLM2 is not in the demo's cache; kvobs demo prepares it."
 
 
 class Times(msgspec.Struct):
@@ -63,22 +63,10 @@ def tiny() -> Engine:
     return Engine(TINY, LlamaForCausalLM(config), 1.5)
 
 
-def smollm2_directory() -> Path | None:
-    """Where the demo keeps the converted model, or what KVOBS_BENCH_SMOLLM2 names; None when it is not there."""
-    named = os.environ.get("KVOBS_BENCH_SMOLLM2")
-    if named:
-        return Path(named)
-    try:
-        from kvobs.lab.demo import cached_model
-    except ImportError:
-        return None
-    return cached_model()
-
-
 def smollm2() -> Engine | None:
-    """The demo's model, when the demo has fetched it."""
-    directory = smollm2_directory()
-    if directory is None or not (directory / "config.json").exists():
+    """The demo's model, when the demo has prepared it."""
+    directory = models_directory() / NAME
+    if damage_of(directory):
         return None
     from transformers import AutoModelForCausalLM
 
