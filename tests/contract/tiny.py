@@ -82,3 +82,8 @@ def row_bytes(model: Any, rows: int = 1) -> int:
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers * rows * heads * width * next(model.parameters()).element_size()
+
+
+def cache_of(output: Any) -> Any:
+    """The cache in an output of generate or of a model, under either name."""
+    return output["cache"] if "cache" in output else output["past_key_values"]
