@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvobs.model import Event
 
 
 class Bus:
-    """Many producers, one consumer. ``active`` is the one attribute that hooks test when kvobs is off."""
+    """Many producers, one consumer. ``active`` is the one attribute that hooks test when kvobs is off.
 
-    __slots__ = ("_dropped_taken", "_drops", "_limit", "_queue", "active")
+    ``wake`` is set where nobody drains yet (a forked child that has published nothing): it is told of events until
+    it takes itself away.
+    """
+
+    __slots__ = ("_dropped_taken", "_drops", "_limit", "_queue", "active", "wake")
 
     def __init__(self, limit: int) -> None:
         self.active = True
+        self.wake: Callable[[Event], None] | None = None
         self._limit = limit
         self._queue: deque[Event] = deque()
         self._drops = itertools.count()
@@ -27,6 +32,8 @@ class Bus:
 
     def publish(self, event: Event) -> None:
         """Queue the event, or drop and count it when ``limit`` events are waiting."""
+        if self.wake is not None:
+            self.wake(event)
         if len(self._queue) < self._limit:
             self._queue.append(event)
         else:

@@ -20,7 +20,7 @@ from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.exporters import OtelExporter, PrometheusExporter
 from kvobs.metrics import Metrics
-from kvobs.model import Availability, Event, Source
+from kvobs.model import Availability, CacheGone, Event, Source
 from kvobs.sources import Wiring, factories
 from kvobs.store import StoreWriter
 
@@ -74,15 +74,18 @@ class Runtime:
                 factory(wiring) for factory in factories()]
             for source in self.sources:
                 self._guarded(f"install {source.name}", source.install, self.bus.publish)
-            self._start_outputs()
+            self._open_outputs()
+            self._start_thread(self._drain_forever)
 
-    def _start_outputs(self) -> None:
+    def _open_outputs(self) -> None:
         self._guarded("otlp", self.otel.prepare)
         if self.config.prometheus is not None:
             self._guarded("prometheus", self._start_prometheus)
         if self.config.store is not None:
             self._guarded("store", self._start_store)
-        self._thread = threading.Thread(target=self._drain_forever, name="kvobs-drain", daemon=True)
+
+    def _start_thread(self, body: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=body, name="kvobs-drain", daemon=True)
         self._thread.start()
 
     def _start_prometheus(self) -> None:
@@ -104,6 +107,7 @@ class Runtime:
             if not self._running:
                 return
             self._running = False
+            self.bus.wake = None
             for source in self.sources:
                 self._guarded(f"uninstall {source.name}", source.uninstall)
             self.bus.active = False
@@ -185,7 +189,21 @@ class Runtime:
             if part is not None:
                 self._guarded("fork", part.abandon)
         self._open()
-        self._start_outputs()
+        self.bus.wake = self._first_event_in_child
+
+    def _first_event_in_child(self, event: Event) -> None:
+        # A data loader's worker never gets here: it opens no endpoint and no store. Nor does one that only frees
+        # what it inherited.
+        if isinstance(event, CacheGone):
+            return
+        with self._lifecycle:
+            if self._running and self.bus.wake is not None:
+                self.bus.wake = None
+                self._start_thread(self._open_and_drain)
+
+    def _open_and_drain(self) -> None:
+        self._open_outputs()
+        self._drain_forever()
 
 
 _current: Runtime | None = None
