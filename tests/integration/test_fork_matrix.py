@@ -263,3 +263,27 @@ process.start()
 process.join()
 """, tmp_path, url)
     _check(kept, tmp_path, _labels("first", "middle", "last", "middle-after"))
+
+
+def test_a_forked_child_without_turns_opens_nothing(received: tuple[Received, str], tmp_path: Path) -> None:
+    """A worker that makes no turn has no thread, endpoint or store of its own; one that makes some has all three."""
+    kept, url = received
+    out = _run("""
+turns('main')
+for makes_turns in (False, True):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if makes_turns:
+            turns('child')
+            kvobs.uninstrument()
+        names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith('kvobs'))
+        found = runtime.current()
+        os.write(write, repr((names, found and found.endpoint, found and found.store)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(os.read(read, 1000).decode())
+""", tmp_path, url)
+    assert out.splitlines()[0] == "([], None, None)"
+    _check(kept, tmp_path, _labels("main", "child"))
+    assert len(list((tmp_path / "store").glob("**/*.sqlite"))) == 2
