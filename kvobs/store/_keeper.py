@@ -112,7 +112,7 @@ class Keeper:
         return True
 
     def _open(self) -> None:
-        while self._plan.allowed < NEW_STORE_BYTES:
+        while self._plan.room < NEW_STORE_BYTES:
             if not self._delete_finished():
                 raise OSError(f"the other stores leave no room below the bound of {self._max_bytes} bytes")
         self.sequence += 1
@@ -126,19 +126,21 @@ class Keeper:
         """Make room for a transaction that dirties ``pages`` pages; False when there is none to make."""
         need = pages * FRAME_BYTES
         self._empty_log(need)
-        if not self._fits(need):
-            while not self._fits(need) and self._delete_finished():
-                pass
+        while not self._fits(need, self._plan.database) and self._delete_finished():
+            pass
+        if not self._fits(need, self._plan.database):
             self._give_back(need)
-        return self._fits(need)
+            assert self.file is not None
+            return self._fits(need, max(self._plan.database, self.file.database_bytes()))
+        return True
 
-    def _fits(self, need: int) -> bool:
+    def _fits(self, need: int, database_limit: int) -> bool:
         """Whether ``need`` bytes of log fit now, and their pages into the database after the next checkpoint."""
         assert self.file is not None
-        database, free, log = self.file.database_bytes(), self.file.free_bytes(), self.file.log_bytes()
-        grown = database + max(0, need - free)
-        within = log + need <= self._plan.log_hard and (grown <= self._plan.database or grown <= database)
-        return within and grown + log + need + _space.shm_bytes(log + need) <= self._plan.allowed
+        log = self.file.log_bytes() + need
+        grown = self.file.database_bytes() + max(0, need - self.file.free_bytes())
+        return (log <= self._plan.log_hard and grown <= database_limit
+                and grown + log + _space.shm_bytes(log) <= self._plan.room)
 
     def _empty_log(self, need: int) -> None:
         assert self.file is not None
@@ -193,4 +195,4 @@ class Keeper:
         self._empty_log(need)
         assert self.file is not None
         total = self.file.database_bytes() + self.file.log_bytes() + need
-        return total + _space.shm_bytes(self.file.log_bytes() + need) <= self._plan.allowed
+        return total + _space.shm_bytes(self.file.log_bytes() + need) <= self._plan.room

@@ -202,13 +202,13 @@ class DirectoryLock:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much this process may hold (bytes): together, in the database, and in the log.
+    """How much this process may hold (bytes): ``room`` at any instant, ``database`` in the long run.
 
     A log beyond ``log_soft`` is emptied into the database; beyond ``log_hard`` a successor begins. What the
     database leaves free is for the log and for the beginning of a successor.
     """
 
-    allowed: int
+    room: int
     database: int
     log_soft: int
     log_hard: int
@@ -223,11 +223,9 @@ def plan(max_bytes: int, own_process: str, stores: list[Store], current: Path | 
         stores: the survey, taken under the directory's lock.
         current: this process's open store, whose own size is the caller's.
     """
-    others = sum(store.potential_bytes for store in stores if store.path != current)
+    room = max_bytes - sum(store.potential_bytes for store in stores if store.path != current)
     writers = {store.process for store in stores if store.alive} | {own_process}
     share = max_bytes // len(writers)
-    allowed = max_bytes - others
-    if len(writers) > 1:
-        allowed = min(allowed, max(share, allowed - max_bytes // 8))
+    fair = room if len(writers) == 1 else min(room, max(share, room - max_bytes // 8))
     log_hard = min(max(share // 5, 163_840), 16 * 1024**2)
-    return Plan(allowed, allowed - log_hard * 3 // 2, log_hard * 3 // 4, log_hard)
+    return Plan(room, fair - log_hard * 3 // 2, log_hard * 3 // 4, log_hard)
