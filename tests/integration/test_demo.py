@@ -1,0 +1,288 @@
+"""The demo's conversation with a tiny random model, through the same code as the real one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'kvobs[torch]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'kvobs[torch]'")
+
+from kvobs import runtime
+from kvobs.lab.demo import _chat, _script, run
+from kvobs.store import StoreReader
+from tests.support import ROOT, child_environment, wait_until
+
+pytestmark = pytest.mark.torch
+
+LAYERS, KV_HEADS, HEAD = 3, 2, 8
+BYTES_PER_TOKEN = 2 * LAYERS * KV_HEADS * HEAD * 4
+KEYS = ["turn", "session", "prompt_tokens", "new_tokens", "kv_bytes", "kv_largest_bytes",
+        "article_fragmentation_rate", "reallocations", "bytes_written", "bytes_copied", "migrations", "ttft_s",
+        "tpot_s", "text"]
+TEMPLATE = ("{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}")
+
+
+def make_tiny(directory: Path, context: int) -> Path:
+    """A random Llama and a tokenizer whose words are those of the script."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    special = ["<unk>", "<|im_start|>", "<|im_end|>"]
+    words = sorted({word for line in _script.lines(_script.MOST_TURNS) for word in re.findall(r"\w+|[^\w\s]+", line)})
+    vocabulary = {word: number for number, word in enumerate([*special, "user", "assistant", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>",
+                                   pad_token="<|im_end|>", additional_special_tokens=["<|im_start|>"])
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(directory)
+    torch.manual_seed(7)
+    LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS,
+        num_attention_heads=4, num_key_value_heads=KV_HEADS, head_dim=HEAD, max_position_embeddings=context,
+        bos_token_id=1, eos_token_id=2, pad_token_id=2, initializer_range=0.4)).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("models") / "tiny-chat", context=4096)
+
+
+class Plain:
+    """The same conversation without kvobs: texts, and per turn (cached before, prompt, cached after, new) tokens."""
+
+    def __init__(self, model: Path, turns: int) -> None:
+        self.texts: list[str] = []
+        self.counts: list[tuple[int, int, int, int]] = []
+        with _chat.one_thread():
+            chat = _chat.Chat(model, _script.NEW_TOKENS)
+            lengths = self._watch_generate(chat)
+            for line in _script.lines(turns):
+                cached = chat._cache.get_seq_length()
+                self.texts.append(chat.say(line))
+                prompt, output = lengths[-1]
+                self.counts.append((cached, prompt, chat._cache.get_seq_length(), output - prompt))
+
+    def _watch_generate(self, chat: Any) -> list[tuple[int, int]]:
+        lengths: list[tuple[int, int]] = []
+        generate = chat._model.generate
+
+        def watched(ids: Any, **kwargs: Any) -> Any:
+            output = generate(ids, **kwargs)
+            lengths.append((ids.shape[1], output.shape[1]))
+            return output
+
+        chat._model.generate = watched
+        return lengths
+
+
+@pytest.fixture(scope="module")
+def plain(tiny: Path) -> Plain:
+    return Plain(tiny, 8)
+
+
+def demo_json(capfd: pytest.CaptureFixture[str], model: Path, turns: int) -> list[dict[str, Any]]:
+    assert run(turns, as_json=True, model=model) == 0
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+def test_json_prints_one_object_per_turn_and_nothing_else(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every line of stdout is an object with exactly the promised keys, numbered from 1, in one session."""
+    found = demo_json(capfd, tiny, 3)
+    assert [list(line) for line in found] == [KEYS] * 3
+    assert [line["turn"] for line in found] == [1, 2, 3]
+    assert len({line["session"] for line in found}) == 1
+    assert all(line["session"] for line in found)
+    assert all(0 < line["tpot_s"] < 60 and 0 < line["ttft_s"] < 60 for line in found)
+
+
+def test_the_figures_are_the_closed_forms(tiny: Path, plain: Plain, capfd: pytest.CaptureFixture[str]) -> None:
+    """Per turn: 2 x layers re-allocations per forward pass, bytes = tokens x bytes per token, copies a series."""
+    found = demo_json(capfd, tiny, 8)
+    for line, (before, prompt, after, new) in zip(found, plain.counts, strict=True):
+        assert line["prompt_tokens"] == prompt
+        assert line["new_tokens"] == new
+        assert line["reallocations"] == 2 * LAYERS * new
+        assert line["kv_bytes"] == BYTES_PER_TOKEN * after
+        assert line["kv_largest_bytes"] == BYTES_PER_TOKEN * after // (2 * LAYERS)
+        assert line["article_fragmentation_rate"] == pytest.approx(1 - 1 / (2 * LAYERS))
+        assert line["bytes_written"] == BYTES_PER_TOKEN * (after - before)
+        assert line["bytes_copied"] == BYTES_PER_TOKEN * (before + sum(range(prompt, after)))
+        assert line["migrations"] == 0
+    amplification = [line["bytes_copied"] / line["bytes_written"] for line in found]
+    assert amplification[-1] > 2 * amplification[0]
+
+
+def test_only_new_tokens_are_prefilled(plain: Plain) -> None:
+    """The cache of a turn begins where the turn before ended, and each turn's passes are one per new token."""
+    for (_, _, after, _), (before, _, _, _) in zip(plain.counts, plain.counts[1:], strict=False):
+        assert before == after
+    for _, prompt, after, new in plain.counts:
+        assert after == prompt + new - 1
+
+
+def test_the_same_words_with_and_without_kvobs(tiny: Path, plain: Plain, capfd: pytest.CaptureFixture[str]) -> None:
+    """Observing changes no reply."""
+    assert [line["text"] for line in demo_json(capfd, tiny, 8)] == plain.texts
+
+
+@pytest.mark.parametrize("last", [None, 2], ids=["cut off", "ended"])
+def test_the_new_part_of_a_prompt_continues_the_tokens(tiny: Path, last: int | None) -> None:
+    """Whether replies end or are cut off, the model is fed the template's rendering of the whole conversation."""
+    with _chat.one_thread():
+        chat = _chat.Chat(tiny, 12)
+        # Special tokens within a reply have no text, so that a rendering could not show them.
+        chat._model.generation_config.suppress_tokens = [0, 1, 2]
+        chat._model.generation_config.forced_eos_token_id = last
+        for line in _script.lines(4):
+            chat.say(line)
+    whole = chat._tokenizer.apply_chat_template(chat._messages, tokenize=True, return_dict=False)
+    # The rendering ends with the end-of-turn token, which belongs to the next turn's new part.
+    assert chat.tokens == list(whole)[:-1]
+
+
+def test_the_terminal_shows_conversation_table_and_places(tiny: Path, plain: Plain, tmp_path: Path,
+                                                          capfd: pytest.CaptureFixture[str]) -> None:
+    """Each line of the user and each reply is streamed in order, then a row per turn, then where everything is."""
+    assert run(2, model=tiny) == 0
+    out = capfd.readouterr().out
+    position = 0
+    for line, text in zip(_script.lines(2), plain.texts, strict=False):
+        position = out.index(f"You: {line}\nModel: {text}", position)
+    table = out[out.index("What the KV cache did"):]
+    rows = [row.split() for row in table.splitlines() if re.match(r"\s+\d+\s+\d+\s", row)]
+    assert [row[:3] for row in rows] == [[str(number), str(prompt), str(new)] for number, (_, prompt, _, new)
+                                         in enumerate(plain.counts[:2], start=1)]
+    assert re.search(r"^Metrics: http://127\.0\.0\.1:\d+/metrics ", table, re.MULTILINE)
+    assert re.search(r"^Traces: only in the store\. .*OTEL_EXPORTER_OTLP_ENDPOINT", table, re.MULTILINE)
+    assert f"\nStore: {tmp_path / 'state' / 'kvobs' / 'store'} " in table
+
+
+def test_the_store_keeps_the_turns(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                   capfd: pytest.CaptureFixture[str]) -> None:
+    """What was printed is what the store of the setting holds afterwards."""
+    monkeypatch.setenv("KVOBS_STORE", str(tmp_path / "kept"))
+    found = demo_json(capfd, tiny, 2)
+    kept = [stored.record for stored in StoreReader(tmp_path / "kept").turns()]
+    assert [(turn.turn, turn.session, turn.bytes_copied, turn.origin.model) for turn in kept] == [
+        (line["turn"], line["session"], line["bytes_copied"], "tiny-chat") for line in found]
+
+
+def test_without_a_store_the_figures_are_there_all_the_same(tiny: Path, tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch,
+                                                            capfd: pytest.CaptureFixture[str]) -> None:
+    """With the store off the demo works, says so, and leaves no file in the default place."""
+    monkeypatch.setenv("KVOBS_STORE", "off")
+    assert run(1, model=tiny) == 0
+    assert "Store: off, as configured" in capfd.readouterr().out
+    assert not (tmp_path / "state").exists()
+
+
+def test_beyond_the_context_a_new_session_begins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model of 256 positions is never fed more: the conversation begins anew, as turn 1 of another session."""
+    found = demo_json(capfd, make_tiny(tmp_path / "small", context=256), 6)
+    assert all(line["prompt_tokens"] + line["new_tokens"] <= 256 for line in found)
+    sessions = [line["session"] for line in found]
+    assert len(set(sessions)) > 1
+    for session in set(sessions):
+        turns = [line["turn"] for line in found if line["session"] == session]
+        assert turns == list(range(1, len(turns) + 1))
+
+
+@pytest.mark.parametrize("turns", [0, -1, 65])
+def test_a_number_of_turns_out_of_range_is_refused(turns: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """One sentence says what is allowed, the exit code is 2, and nothing was started."""
+    assert run(turns) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == f"kvobs: The demo's number of turns is {turns}; allowed is 1 to 64.\n"
+
+
+def test_the_script_cycles_through_follow_ups() -> None:
+    """Any allowed number of turns has a line each, the scripted eight first."""
+    for turns in (1, 8, 9, 64):
+        lines = list(_script.lines(turns))
+        assert len(lines) == turns
+        assert lines[:8] == list(_script.LINES[:turns])
+        assert all(lines)
+
+
+def test_kvobs_switched_off_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch,
+                                       capfd: pytest.CaptureFixture[str]) -> None:
+    """The demo shows kvobs; with kvobs off it says so and exits 2."""
+    monkeypatch.setenv("KVOBS_ENABLED", "false")
+    assert run(1, model=tiny) == 2
+    assert "the setting enabled switches it off." in capfd.readouterr().err
+
+
+def test_a_runtime_that_was_there_is_left_running(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Below `kvobs run` the demo reports through the runtime of the process and does not stop it."""
+    there = runtime.start()
+    try:
+        assert len(demo_json(capfd, tiny, 1)) == 1
+        assert runtime.current() is there
+    finally:
+        runtime.stop()
+
+
+def test_torch_threads_are_given_back(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The demo's own number of threads is no longer in force afterwards."""
+    torch.set_num_threads(2)
+    try:
+        demo_json(capfd, tiny, 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+CHILD = "import sys; from pathlib import Path; from kvobs.lab.demo import run; " \
+        "sys.exit(run(64, as_json=True, model=Path(sys.argv[1])))"
+
+
+def test_an_interrupt_ends_it_quietly_and_flushed(tiny: Path, tmp_path: Path) -> None:
+    """Ctrl-C within a turn: exit code 130, no traceback, and every printed turn is in a store that was finished."""
+    settings = {"XDG_STATE_HOME": str(tmp_path / "child"), "KVOBS_PROMETHEUS": "127.0.0.1:0", "HF_HUB_OFFLINE": "1"}
+    output, errors = tmp_path / "out", tmp_path / "err"
+    with output.open("wb") as out, errors.open("wb") as err, subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tiny)], env=child_environment(**settings), cwd=ROOT,
+            stdout=out, stderr=err, stdin=subprocess.DEVNULL) as child:
+        try:
+            wait_until(lambda: output.read_text().count("\n") >= 2, 120, "the second turn")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(60) == 130
+        finally:
+            child.kill()
+    assert errors.read_text().endswith("kvobs: Interrupted.\n")
+    assert "Traceback" not in errors.read_text()
+    printed = [json.loads(line) for line in output.read_text().splitlines()]
+    reader = StoreReader(tmp_path / "child" / "kvobs" / "store")
+    kept = [stored.record for stored in reader.turns() if stored.record.outcome == "ok"]
+    assert [turn.bytes_copied for turn in kept][:len(printed)] == [line["bytes_copied"] for line in printed]
+    assert [process.ended_wall_ns is not None for process in reader.processes()] == [True]
+
+
+def test_a_reader_that_leaves_ends_it_quietly(tiny: Path, tmp_path: Path) -> None:
+    """`kvobs demo --json | head -1` shows no traceback."""
+    settings = {"XDG_STATE_HOME": str(tmp_path / "child"), "KVOBS_PROMETHEUS": "127.0.0.1:0", "HF_HUB_OFFLINE": "1"}
+    errors = tmp_path / "err"
+    with errors.open("wb") as err, subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tiny)], env=child_environment(**settings), cwd=ROOT,
+            stdout=subprocess.PIPE, stderr=err, stdin=subprocess.DEVNULL) as child:
+        try:
+            assert child.stdout is not None
+            assert json.loads(child.stdout.readline())["turn"] == 1
+            child.stdout.close()
+            assert child.wait(120) == 1
+        finally:
+            child.kill()
+    assert "Traceback" not in errors.read_text()
