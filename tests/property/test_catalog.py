@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kvobs.catalog import Row, prometheus_name
 
 SUFFIX = {"s": "_seconds", "By": "_bytes", "s2": "_s2"}
-NAMES = st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True), min_size=1, max_size=4).map(
-    lambda words: "kvobs." + ".".join(words))
+WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True) | st.sampled_from(["seconds", "bytes", "ratio", "total"])
+NAMES = st.lists(WORDS, min_size=1, max_size=4).map(lambda words: "kvobs." + ".".join(words))
 
 
 @given(NAMES, st.sampled_from(["counter", "gauge", "histogram"]), st.sampled_from(["s", "By", "1", "s2", "{thing}"]))
