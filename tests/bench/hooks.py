@@ -99,7 +99,7 @@ def _watched(engine: Engine, name: str, steps: int) -> tuple[float, float, list[
 
 
 def _rows(name: str, engine: Engine, plan: Plan, step: Callable[[], None]) -> Iterator[Row]:
-    rounds, steps, draw = plan.rounds(24, 5), plan.rounds(32, 12), random.Random(1)
+    rounds, steps, draw = plan.rounds(16, 5), plan.rounds(24, 8), random.Random(1)
     arms = [OFF, _AGAIN, ON, DISABLED]
     added: dict[str, list[float]] = {key: [] for key in arms}
     whole: dict[str, list[float]] = {key: [] for key in arms}
@@ -128,4 +128,4 @@ def measure(plan: Plan, progress: Progress) -> Iterator[Row]:
         if engine is None:
             yield skipped(GROUP, f"{name}: hooks", MISSING, unit="%", budget=budget)
         else:
-            yield from _rows(name, engine, plan, progress(4 * plan.rounds(24, 5)))
+            yield from _rows(name, engine, plan, progress(4 * plan.rounds(16, 5)))

@@ -23,7 +23,7 @@ def loaded(statement: str) -> list[str]:
 
 
 def measure(plan: Plan, progress: Progress) -> Iterator[Row]:
-    rounds = plan.rounds(40, 8)
+    rounds = plan.rounds(40, 5)
     done = progress(rounds)
     same: dict[str, list[float]] = {"wall": [], "CPU": []}
     extra: dict[tuple[str, str], list[float]] = {(name, kind): [] for name in STATEMENTS for kind in same}

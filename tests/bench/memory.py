@@ -85,7 +85,7 @@ def _child(steps: int, traced: bool, done: Callable[[], None]) -> tuple[int, int
 
 
 def measure(plan: Plan, progress: Progress) -> Iterator[Row]:
-    steps = plan.rounds(1_000_000, 200_000)
+    steps = plan.rounds(1_000_000, 100_000)
     done = progress(2 * (steps // 100_000 + 1))
     for traced, what in ((True, "allocated by Python (tracemalloc)"), (False, "resident (RssAnon)")):
         before, after = _child(steps, traced, done)
