@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvobs")
 TICK_S = 0.25
 SAMPLE_NS = 1_000_000_000
+FLUSH_STORE_S = 2.0  # other processes of the directory may be at it
 
 
 class Runtime:
@@ -122,8 +123,11 @@ class Runtime:
                 self._guarded("store", self.store.close)
 
     def flush(self) -> None:
-        """Bring everything that happened so far to the exporters and the store (for scripts and tests)."""
+        """Bring everything that happened so far to the exporters and the store; waits seconds at most."""
         self.tick(sample=True)
+        if self.store is not None:
+            with self._tick_lock:
+                self._guarded("store", self.store.commit, FLUSH_STORE_S)
         self._guarded("otlp", self.otel.flush)
 
     def otel_tracer(self) -> Tracer:

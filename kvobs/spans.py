@@ -79,11 +79,13 @@ class OpenTurn:
 
 def open_turn(tracer: Tracer, model: str, wall_start_ns: int, attributes: Mapping[str, AttributeValue], *,
               parent: context.Context | None = None, attach: bool = True) -> OpenTurn:
-    """Start the span of a generate call or request, child of ``parent`` (default: of whatever span is current).
+    """Start the span of a call or request.
 
-    It is made current unless ``attach`` is false, as for a request that another thread will work on.
+    Args:
+        parent: context whose span is the parent; the current one when None.
+        attach: make the span current on this thread (for calls; not for requests served by another thread).
     """
-    span = tracer.start_span(f"{OPERATION} {model}" if model else OPERATION, context=parent, kind=SpanKind.INTERNAL,
+    span = tracer.start_span(f"{OPERATION} {model}" if model else OPERATION, parent, kind=SpanKind.INTERNAL,
                              attributes={"gen_ai.operation.name": OPERATION, "gen_ai.request.model": model,
                                          **attributes},
                              start_time=wall_start_ns)

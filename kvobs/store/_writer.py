@@ -75,12 +75,12 @@ class StoreWriter:
         """Take one sample of every metric, as of now, for the next commit."""
         self._batch.add_points(self.wall_ns(self._clock()), families)
 
-    def commit(self) -> None:
-        """Write what was taken. Never raises; see ``take_dropped``."""
+    def commit(self, wait_s: float = _COMMIT_WAIT_S) -> None:
+        """Write what was taken, waiting ``wait_s`` for the other processes' turn. Never raises; see ``take_dropped``."""
         if self._ended:
             self._drop_all()
         elif self._batch.records or self._waiting or self._clock() >= self._heartbeat_ns:
-            self._try(_COMMIT_WAIT_S, ended=False)
+            self._try(wait_s, ended=False)
 
     def take_dropped(self) -> int:
         """How many records (events and points) were lost since the last call."""
