@@ -1,0 +1,424 @@
+"""Every way to call a model: same tokens with and without kvobs, one turn per call, exact sums."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
+transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[torch]' brings transformers.")
+
+import kvobs  # noqa: E402
+from kvobs import model as events  # noqa: E402
+from tests.contract import ledger, tiny  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return tiny.llama()
+
+
+class Tokens:
+    """A tokenizer of 64 words, made in memory."""
+
+    def __new__(cls) -> Any:
+        tokenizers = pytest.importorskip("tokenizers")
+        words = tokenizers.models.WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, unk_token="w2")
+        backend = tokenizers.Tokenizer(words)
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", padding_side="left")
+
+
+def same(watch: Any, call: Callable[[], Any]) -> Any:
+    """The result of a seeded call, after proving that it is the same without kvobs."""
+    watch.bus.active = False
+    torch.manual_seed(11)
+    expected = call()
+    watch.bus.active = True
+    watch.events()
+    torch.manual_seed(11)
+    result = call()
+    assert torch.equal(result, expected)
+    return result
+
+
+# -- generate ------------------------------------------------------------------------------------------
+
+
+def test_both_names_of_the_cache_argument_are_understood(watch: Any, llama: Any) -> None:
+    """``past_key_values`` and, where it exists, ``cache`` name the cache whose session goes on."""
+    for name in dict.fromkeys(["past_key_values", tiny.CACHE]):
+        cache = transformers.DynamicCache(config=llama.config)
+        ids = tiny.greedy(llama, tiny.prompt(5), 3, **{name: cache})
+        tiny.greedy(llama, ids, 3, **{name: cache})
+        first, second = watch.turns()
+        assert (first.turn, second.turn, second.cached_tokens) == (1, 2, 7)
+        assert first.cache_id == second.cache_id
+        assert first.session == second.session
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"do_sample": True, "temperature": 0.7, "top_k": 5}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True},
+    {"do_sample": True, "num_return_sequences": 3}, {"num_beams": 4, "num_return_sequences": 2},
+    {"cache_implementation": "static"}, {"use_cache": False}, {"repetition_penalty": 1.3},
+    {"prompt_lookup_num_tokens": 2}, {"prefill_chunk_size": 4},
+], ids=lambda more: "+".join(more) or "greedy")
+def test_tokens_are_the_same_and_counted(watch: Any, llama: Any, more: dict[str, Any]) -> None:
+    """Whatever the decoding method, the output is unchanged and the turn counts its prompt and its new tokens."""
+    ids = tiny.prompt(10)
+    result = same(watch, lambda: tiny.greedy(llama, ids, 7, **dict(more)))
+    turn = watch.turn()
+    assert (turn.outcome, turn.turn, turn.prompt_tokens) == ("ok", 1, 10)
+    assert turn.new_tokens == result.shape[0] * (result.shape[1] - 10)
+    assert 0 < turn.ttft_ns <= turn.t_ns - turn.start_ns
+    assert turn.tpot_ns > 0
+
+
+def test_a_chunked_prefill_is_all_prefill(watch: Any, llama: Any) -> None:
+    """A prompt of 10 in chunks of 4 takes 3 prefill passes; the rest decode; the copies follow the same series."""
+    tiny.greedy(llama, tiny.prompt(10), 5, prefill_chunk_size=4)
+    seen = watch.events()
+    steps = [e for e in seen if isinstance(e, events.Step)]
+    (turn,) = [e for e in seen if isinstance(e, events.Turn)]
+    assert [(step.prefill, step.tokens) for step in steps] == [(True, 4), (True, 4), (True, 2)] + [(False, 1)] * 4
+    assert turn.reallocations == 2 * 3 * 7
+    assert turn.bytes_written == 14 * tiny.row_bytes(llama)
+    assert turn.bytes_copied == tiny.row_bytes(llama) * (4 + 8 + 10 + 11 + 12 + 13)
+
+
+def test_steps_sum_to_their_turn(watch: Any, llama: Any) -> None:
+    """What steps and rewrites report adds up to the turn, and the last step's state is the turn's."""
+    tiny.greedy(llama, tiny.prompt(6, 2), 5, num_beams=2)
+    seen = watch.events()
+    (turn,) = [e for e in seen if isinstance(e, events.Turn)]
+    parts = [e for e in seen if isinstance(e, events.Step | events.Rewrite)]
+    steps = [e for e in parts if isinstance(e, events.Step)]
+    assert len(steps) == turn.steps == 5
+    assert sum(e.reallocations for e in parts) == turn.reallocations
+    assert sum(e.bytes_copied for e in parts) == turn.bytes_copied
+    assert sum(e.bytes_written for e in steps) == turn.bytes_written
+    assert all(e.duration_ns > 0 and e.hook_ns > 0 for e in steps)
+    assert (steps[-1].kv_bytes, steps[-1].kv_reserved_bytes) == (turn.kv_bytes, turn.kv_reserved_bytes)
+
+
+def test_embeddings_instead_of_ids(watch: Any, llama: Any) -> None:
+    """With ``inputs_embeds`` the prompt is as long as the embeddings; only new tokens come back."""
+    embeds = llama.get_input_embeddings()(tiny.prompt(9)).detach()
+    same(watch, lambda: llama.generate(inputs_embeds=embeds, max_new_tokens=4, do_sample=False))
+    turn = watch.turn()
+    assert (turn.prompt_tokens, turn.new_tokens, turn.steps) == (9, 4, 4)
+    assert turn.kv_bytes == 12 * tiny.row_bytes(llama)
+
+
+def test_padding_is_not_counted_as_tokens(watch: Any, llama: Any) -> None:
+    """In a batch, left padding is no prompt, and what follows a row's end token is no reply."""
+    ids, mask = tiny.prompt(8, 3), torch.ones(3, 8, dtype=torch.long)
+    mask[0, :5], mask[2, :1] = 0, 0
+    ids = ids * mask
+    plain = tiny.greedy(llama, ids, 12, attention_mask=mask)
+    end = int(plain[1, 8 + 3])
+    output = same(watch, lambda: tiny.greedy(llama, ids, 12, attention_mask=mask, eos_token_id=end))
+    turn = watch.turn()
+    replies = [row[8:].tolist() for row in output]
+    expected = sum(row.index(end) + 1 if end in row else len(row) for row in replies)
+    assert turn.prompt_tokens == 24 - 6
+    assert turn.new_tokens == expected
+    assert turn.kv_bytes == (output.shape[1] - 1) * tiny.row_bytes(llama, 3)
+
+
+def test_an_assistant_is_a_session_of_its_own(watch: Any, llama: Any) -> None:
+    """Assisted generation: the assistant's calls are turns below the call's session, the call itself is one turn."""
+    assistant = tiny.llama(layers=1, seed=3)
+    assistant.generation_config.num_assistant_tokens = 3
+    ids = tiny.prompt(6)
+    with kvobs.session("anna", priority="critical"):
+        output = same(watch, lambda: tiny.greedy(llama, ids, 8, assistant_model=assistant))
+    turns = watch.turns()
+    (main,) = [turn for turn in turns if turn.session == "anna"]
+    helpers = [turn for turn in turns if turn is not main]
+    assert {turn.session for turn in helpers} == {"anna/assistant"}
+    assert {turn.priority for turn in turns} == {"critical"}
+    assert (main.new_tokens, main.prompt_tokens) == (8, 6)
+    assert main.kv_bytes <= (output.shape[1] + 3) * tiny.row_bytes(llama)
+    assert main.reallocations >= 6 * main.steps
+    assert len(helpers) >= 1
+
+
+@pytest.mark.parametrize("kind", ["TextStreamer", "TextIteratorStreamer"])
+def test_streaming_in_a_thread(watch: Any, llama: Any, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A streamed call in another thread streams the same text and is one turn of that thread's session."""
+    tokenizer, ids = Tokens(), tiny.prompt(5)
+    expected = tiny.greedy(llama, ids, 6)
+    watch.events()
+    streamer = getattr(transformers, kind)(tokenizer)
+
+    def work() -> None:
+        with kvobs.session("streamed"):
+            tiny.greedy(llama, ids, 6, streamer=streamer)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    text = "".join(streamer) if kind == "TextIteratorStreamer" else ""
+    thread.join()
+    text = text or capsys.readouterr().out
+    assert text.split() == tokenizer.decode(expected[0]).split()
+    turn = watch.turn()
+    assert (turn.session, turn.new_tokens, turn.outcome) == ("streamed", 6, "ok")
+
+
+def test_a_pipeline(watch: Any, llama: Any) -> None:
+    """``pipeline("text-generation")`` is observed like the call it makes."""
+    pipe = transformers.pipeline("text-generation", model=llama, tokenizer=Tokens())
+    watch.events()
+    text = pipe("w5 w6 w7", max_new_tokens=4, do_sample=False)[0]["generated_text"]
+    turn = watch.turn()
+    assert (turn.prompt_tokens, turn.new_tokens, turn.steps) == (3, 4, 4)
+    assert text.count("w") == 7
+
+
+# -- bare forward passes ---------------------------------------------------------------------------------
+
+
+def chat(model: Any, cache: Any, length: int, new: int, seed: int = 1, **more: Any) -> Any:
+    """A hand-written greedy loop over one cache."""
+    ids = tiny.prompt(length, seed=seed)
+    for _ in range(new):
+        with torch.no_grad():
+            output = model(input_ids=ids, use_cache=True, **{tiny.CACHE: cache}, **more)
+        logits = output[0]
+        ids = logits[:, -1:].argmax(-1)
+    return ids
+
+
+@pytest.mark.parametrize("more", [{}, {"return_dict": False}], ids=["dict", "tuple"])
+def test_a_bare_loop_is_divided_at_each_prefill(watch: Any, llama: Any, more: dict[str, Any]) -> None:
+    """A pass over several tokens after single ones begins the next turn; the open one closes when its cache is gone."""
+    cache = transformers.DynamicCache(config=llama.config)
+    chat(llama, cache, 5, 4, **more)
+    assert watch.turns() == []
+    chat(llama, cache, 3, 4, seed=2, **more)
+    first = watch.turn()
+    del cache
+    second = watch.turn()
+    row = tiny.row_bytes(llama)
+    assert [(t.turn, t.steps, t.prompt_tokens, t.cached_tokens, t.new_tokens) for t in (first, second)] == [
+        (1, 4, 5, 0, 3), (2, 4, 11, 8, 3)]
+    assert (first.kv_bytes, second.kv_bytes) == (8 * row, 14 * row)
+    assert second.bytes_copied == row * (8 + 11 + 12 + 13)
+    assert first.session == second.session
+    assert first.t_ns <= second.start_ns
+
+
+def test_a_cache_that_a_bare_pass_makes_is_followed(watch: Any, llama: Any) -> None:
+    """Without a cache argument the model makes one: the pass that made it wrote and re-allocated everything."""
+    with torch.no_grad():
+        output = llama(input_ids=tiny.prompt(5))
+    (step,) = watch.of(events.Step)
+    row = tiny.row_bytes(llama)
+    assert (step.bytes_written, step.bytes_copied, step.reallocations) == (5 * row, 0, 6)
+    assert step.prefill
+    del output
+    assert watch.turn().kv_bytes == 5 * row
+
+
+def test_a_positional_cache_keeps_its_past(watch: Any, llama: Any) -> None:
+    """A cache given by position was there before the pass: what it held is copied, not written."""
+    cache = transformers.DynamicCache(config=llama.config)
+    chat(llama, cache, 4, 1)
+    watch.source._caches.clear()
+    watch.events()
+    with torch.no_grad():
+        llama(tiny.prompt(2), None, None, cache)
+    (step,) = watch.of(events.Step)
+    row = tiny.row_bytes(llama)
+    assert (step.bytes_written, step.bytes_copied) == (2 * row, 4 * row)
+
+
+def test_an_idle_bare_turn_is_closed_after_five_seconds(watch: Any, llama: Any) -> None:
+    """The cache lives on, but the turn ended with its last pass."""
+    cache = transformers.DynamicCache(config=llama.config)
+    chat(llama, cache, 5, 3)
+    last = watch.of(events.Step)[-1].t_ns
+    watch.source.sample(last + 4_900_000_000)
+    assert watch.turns() == []
+    watch.source.sample(last + 5_100_000_000)
+    turn = watch.turn()
+    assert (turn.t_ns, turn.new_tokens) == (last, 2)
+    chat(llama, cache, 1, 1)
+    watch.source.sample(last + 60_000_000_000)
+    assert watch.turn().turn == 2
+
+
+def test_a_cache_freed_is_said_once(watch: Any, llama: Any) -> None:
+    """Each followed cache reports its end, after its last step."""
+    for _ in range(3):
+        tiny.greedy(llama, tiny.prompt(4), 2)
+    seen = watch.events()
+    gone = [e.cache_id for e in seen if isinstance(e, events.CacheGone)]
+    assert len(gone) == len(set(gone)) == 3
+    assert set(gone) == {e.cache_id for e in seen if isinstance(e, events.Step)}
+
+
+def test_a_model_without_a_cache_is_no_turn(watch: Any) -> None:
+    """An encoder keeps no KV cache: nothing is reported about it."""
+    config = transformers.BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                                     intermediate_size=32)
+    with torch.no_grad():
+        transformers.BertModel(config).eval()(input_ids=tiny.prompt(5))
+    assert watch.events() == []
+
+
+# -- rearranged and moved caches -----------------------------------------------------------------------------
+
+
+def test_a_cropped_cache_gives_tokens_back_not_memory(watch: Any, llama: Any) -> None:
+    """After ``crop`` fewer bytes are held in the same storages, until the next pass copies what is left."""
+    cache = transformers.DynamicCache(config=llama.config)
+    chat(llama, cache, 10, 1)
+    cache.crop(-4)
+    row = tiny.row_bytes(llama)
+    assert (ledger.reserved(cache), watch.of(events.Rewrite)) == (10 * row, [])
+    chat(llama, cache, 1, 1)
+    (step,) = watch.of(events.Step)
+    assert (step.kv_bytes, step.kv_reserved_bytes, step.bytes_copied) == (7 * row, 7 * row, 6 * row)
+
+
+def test_batch_operations_are_rewrites(watch: Any, llama: Any) -> None:
+    """Repeat, select and reorder replace each of the six buffers and copy all of them."""
+    cache = transformers.DynamicCache(config=llama.config)
+    chat(llama, cache, 4, 1)
+    watch.events()
+    cache.batch_repeat_interleave(3)
+    cache.batch_select_indices(torch.tensor([0, 2]))
+    cache.reorder_cache(torch.tensor([1, 0]))
+    row = 4 * tiny.row_bytes(llama)
+    assert [(e.reallocations, e.bytes_copied) for e in watch.of(events.Rewrite)] == [
+        (6, 3 * row), (6, 2 * row), (6, 2 * row)]
+
+
+def test_moved_layers_are_migrations_with_time(watch: Any, llama: Any) -> None:
+    """``prefetch`` to another device moves two buffers of a layer, counted once with bytes and host time."""
+    cache = transformers.DynamicCache(config=llama.config)
+    chat(llama, cache, 6, 1)
+    watch.events()
+    layer = cache.layers[1]
+    layer.device = torch.device("meta")
+    layer.prefetch()
+    layer.prefetch()
+    (move,) = watch.of(events.Migration)
+    assert (move.src, move.dst, move.buffers, move.bytes) == ("cpu", "meta", 2, 6 * tiny.row_bytes(llama) // 3)
+    assert move.duration_ns > 0
+    assert move.origin.model == "LlamaForCausalLM"
+    del cache, layer
+    assert watch.turn().migrations == (("cpu", "meta", 2, move.bytes),)
+
+
+class Elsewhere(torch.Tensor):
+    """A CPU tensor that says it is on a GPU: what offloading can be tried with on a machine without one."""
+
+    device = property(lambda self: torch.device("cuda:0"))  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.Tensor.to
+
+    def to(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if str(device) == "cuda:0":
+            return self.clone().as_subclass(Elsewhere)
+        if isinstance(self, Elsewhere) and str(device) == "cpu":
+            return self.as_subclass(torch.Tensor).clone()
+        return original(self, device, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+
+
+def test_an_offloaded_cache_counts_moves_and_growth(watch: Any, llama: Any, pretend_gpu: None) -> None:
+    """A cache that rests on the CPU and is fetched for each update: every move and every growth is counted, once."""
+
+    class Offloaded(transformers.DynamicCache):
+        def update(self, keys: Any, values: Any, index: int, *args: Any, **kwargs: Any) -> Any:
+            layer = self.layers[index]
+            layer.prefetch()
+            keys, values = super().update(keys, values, index, *args, **kwargs)
+            layer.keys, layer.values = keys.as_subclass(Elsewhere), values.as_subclass(Elsewhere)
+            layer.device = torch.device("cuda:0")
+            layer.offload()
+            return keys, values
+
+    cache = Offloaded(config=llama.config)
+    with ledger.Counter() as counter:
+        chat(llama, cache, 6, 5)
+    seen = watch.events()
+    moves = [e for e in seen if isinstance(e, events.Migration)]
+    steps = [e for e in seen if isinstance(e, events.Step)]
+    row = tiny.row_bytes(llama)
+    assert not [e for e in seen if isinstance(e, events.HookFailed)]
+    assert counter.reallocations == 30
+    assert sum(e.reallocations for e in steps) == 30
+    assert sum(e.bytes_written for e in steps) == 10 * row
+    assert sum(e.bytes_copied for e in steps) == row * (6 + 7 + 8 + 9)
+    assert sum(e.bytes for e in moves if e.dst == "cuda:0") == row * (6 + 7 + 8 + 9)
+    assert sum(e.bytes for e in moves if e.dst == "cpu") == row * (6 + 7 + 8 + 9 + 10)
+    assert len(moves) == 3 * (4 + 5)
+
+
+# -- threads and asyncio ---------------------------------------------------------------------------------
+
+
+def test_models_and_threads_do_not_mix(watch: Any, llama: Any) -> None:
+    """Four sessions over two models in four threads at once: each one's sums are the closed form of its own work."""
+    other = tiny.llama(layers=2, seed=9)
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        model, ids = (llama, other)[number % 2], tiny.prompt(4 + number)
+        barrier.wait()
+        with kvobs.session(f"s{number}"):
+            for _ in range(3):
+                tiny.greedy(model, ids, 5)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    turns = watch.turns()
+    assert len(turns) == 12
+    for number in range(4):
+        model, mine = (llama, other)[number % 2], [t for t in turns if t.session == f"s{number}"]
+        row, length = tiny.row_bytes(model), 4 + number
+        assert [t.turn for t in mine] == [1, 2, 3]
+        for turn in mine:
+            assert turn.reallocations == 2 * model.config.num_hidden_layers * 5
+            assert (turn.bytes_written, turn.kv_bytes) == ((length + 4) * row, (length + 4) * row)
+            assert turn.bytes_copied == row * sum(range(length, length + 4))
+
+
+def test_asyncio_tasks_keep_their_sessions(watch: Any, llama: Any) -> None:
+    """Sessions follow the task into ``to_thread`` and never leak to another task."""
+
+    async def task(number: int) -> None:
+        with kvobs.session(f"t{number}") if number else contextlib.nullcontext():
+            await asyncio.sleep(0)
+            await asyncio.to_thread(tiny.greedy, llama, tiny.prompt(3 + number), 3)
+            await asyncio.sleep(0)
+            tiny.greedy(llama, tiny.prompt(3 + number), 3)
+
+    async def main() -> None:
+        await asyncio.gather(*(task(number) for number in range(4)))
+
+    asyncio.run(main())
+    turns = watch.turns()
+    for number in range(1, 4):
+        assert [(t.turn, t.prompt_tokens) for t in turns if t.session == f"t{number}"] == [(1, 3 + number), (2, 3 + number)]
+    others = [t for t in turns if not t.session.startswith("t")]
+    assert [(t.turn, t.prompt_tokens) for t in others] == [(1, 3), (1, 3)]
