@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_the_figures_are_the_closed_forms(turns: list[dict[str, Any]]) -> None:
 def test_copying_grows_with_the_conversation(turns: list[dict[str, Any]]) -> None:
     """In every turn more bytes are copied again per byte written than in the turn before."""
     ratios = [turn["bytes_copied"] / turn["bytes_written"] for turn in turns]
-    assert all(earlier < later for earlier, later in zip(ratios, ratios[1:], strict=False)), ratios
+    assert all(earlier < later for earlier, later in pairwise(ratios)), ratios
 
 
 def test_the_replies_are_coherent(turns: list[dict[str, Any]]) -> None:
