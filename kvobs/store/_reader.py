@@ -7,7 +7,9 @@ is named in ``problems``.
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -161,13 +163,14 @@ class StoreReader:
             raise StoreError(f"The table {table!r} has no column {unknown[0]!r}; it has {', '.join(allowed)}.")
         where, values = _conditions(spec, since_wall_ns, until_wall_ns, session)
         stores = self.stores()
+        width = 1 + len(wanted)  # behind it in each row stands what orders the rows, the time first
         page = max(_PAGE_ROWS // max(len(stores), 1), 200)
         streams = [_pages(store, _process_of(store), spec, wanted, where, values, page) for store in stores]
         if len(streams) == 1:
             merged: Iterable[tuple[Any, ...]] = streams[0]
         else:
-            merged = heapq.merge(*streams, key=lambda row: row[0]) if spec.timed else (r for s in streams for r in s)
-        return (row[1:] for row in merged)
+            merged = heapq.merge(*streams, key=operator.itemgetter(width)) if spec.timed else itertools.chain(*streams)
+        return (row[:width] for row in merged)
 
     def turns(self, session: str | None = None, since_wall_ns: int | None = None,
               until_wall_ns: int | None = None) -> list[Stored[model.Turn]]:
@@ -256,25 +259,22 @@ def _conditions(table: Table, since: int | None, until: int | None, session: str
 
 def _pages(store: _space.Store, process: str, table: Table, columns: tuple[str, ...], where: str,
            values: list[object], page: int) -> Iterator[tuple[Any, ...]]:
-    """Rows as (wall_ns or None, process, *columns), each page in its own short transaction."""
+    """Rows as (process, *columns, *the key that orders them), each page in its own short transaction."""
     if table.key:
         order = table.key
     else:
         order = ("wall_ns", "rowid") if table.timed else ("rowid",)
-    first = "wall_ns" if table.timed else "NULL"
     # CROSS JOIN keeps the points, which are in the order of time, as the outer loop.
     named = " CROSS JOIN series ON series.id = points.series" if set(NAMED) & set(columns) else ""
-    base = f"SELECT {', '.join((*order, first, *columns))} FROM {table.name}{named} WHERE 1{where}"
+    base = f"SELECT {', '.join(('?', *columns, *order))} FROM {table.name}{named} WHERE 1{where}"
     tail = f" ORDER BY {', '.join(order)} LIMIT {page}"
     after = f" AND ({', '.join(order)}) > ({', '.join('?' * len(order))})"
-    width = len(order)
-    rows = _fetch_there(store.path, base + tail, values)
+    rows = _fetch_there(store.path, base + tail, [process, *values])
     while rows:
-        for row in rows:
-            yield (row[width], process, *row[width + 1:])
+        yield from rows
         if len(rows) < page:
             return
-        rows = _fetch_there(store.path, base + after + tail, [*values, *rows[-1][:width]])
+        rows = _fetch_there(store.path, base + after + tail, [process, *values, *rows[-1][-len(order):]])
 
 
 def _process(process: str, alive: bool, row: tuple[Any, ...] | None) -> Process:

@@ -76,7 +76,7 @@ class StoreWriter:
         self._batch.add_points(self.wall_ns(self._clock()), families)
 
     def commit(self, wait_s: float = _COMMIT_WAIT_S) -> None:
-        """Write what was taken, waiting ``wait_s`` for the other processes' turn. Never raises; see ``take_dropped``."""
+        """Write what was taken, waiting at most ``wait_s`` for one's turn. Never raises; see ``take_dropped``."""
         if self._ended:
             self._drop_all()
         elif self._batch.records or self._waiting or self._clock() >= self._heartbeat_ns:
@@ -123,7 +123,7 @@ class StoreWriter:
             self._drop_all()
             return
         try:
-            with _fork.inside_sqlite(), self._lock.held(wait_s):
+            with self._lock.held(wait_s), _fork.inside_sqlite():
                 self._commit(ended)
         except _space.Busy:
             pass
