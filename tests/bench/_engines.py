@@ -10,7 +10,7 @@ import msgspec
 
 from kvobs.lab.demo._cache import NAME, damage_of, models_directory
 
-PROMPT_TOKENS = 48
+PROMPT_TOKENS = 32
 _SETTLE = 2  # the first decode steps of a call still warm up
 TINY = "tiny Llama (30 layers, hidden 64)"
 SMOLLM2 = "SmolLM2-135M"

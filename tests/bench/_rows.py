@@ -31,12 +31,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """``unclear`` where the budget lies inside the interval: this run cannot tell."""
+        """``unclear`` where the budget lies inside the interval, or within the noise around the value."""
         if self.value is None:
             return "skipped"
         if self.budget is None:
             return "-"
-        if self.interval is not None and self.interval.low <= self.budget < self.interval.high:
+        low = high = self.value
+        if self.interval is not None:
+            low, high = self.interval.low, self.interval.high
+        if self.noise is not None:
+            margin = max(abs(self.noise.low), abs(self.noise.high))
+            low, high = min(low, self.value - margin), max(high, self.value + margin)
+        if low <= self.budget < high:
             return "unclear"
         return "ok" if self.value <= self.budget else "over"
 

@@ -16,7 +16,7 @@ _ARMS = (OFF, _AGAIN, ON, DISABLED)
 
 
 def _rows(name: str, engine: Engine, plan: Plan, progress: Progress) -> Iterator[Row]:
-    rounds, steps, draw = plan.rounds(40, 5), plan.rounds(24, 8), random.Random(2)
+    rounds, steps, draw = plan.rounds(40, 4), plan.rounds(24, 6), random.Random(2)
     cpu: dict[str, list[float]] = {key: [] for key in _ARMS}
     wall: dict[str, list[float]] = {key: [] for key in _ARMS}
     drain: list[float] = []
