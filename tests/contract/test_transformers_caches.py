@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
 transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[torch]' brings transformers.")
 
-from tests.contract import ledger, tiny  # noqa: E402
+from tests.contract import ledger, tiny
 
 pytestmark = pytest.mark.torch
 PROMPT, NEW = 6, 8

@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
 transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[torch]' brings transformers.")
 
-import kvobs  # noqa: E402
-from kvobs import model as events  # noqa: E402
-from tests.contract import ledger, tiny  # noqa: E402
+import kvobs
+from kvobs import model as events
+from tests.contract import ledger, tiny
 
 pytestmark = pytest.mark.torch
 

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import pickle
+import sys
 import tracemalloc
 import weakref
 from typing import Any
@@ -16,8 +17,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
 transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[torch]' brings transformers.")
 
-from kvobs import model as events  # noqa: E402
-from tests.contract import tiny  # noqa: E402
+from kvobs import model as events
+from tests.contract import tiny
 
 pytestmark = pytest.mark.torch
 
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module")
 def llama() -> Any:
     return tiny.llama()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_dynamo() -> None:
+    """Dynamo's first compilation patches nn.Module for good: not within a test, where it would look like ours."""
+    torch.compile(torch.nn.Linear(1, 1), backend="eager")(torch.ones(1, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -37,18 +44,25 @@ def fresh_dynamo() -> Any:
 # -- compilation ----------------------------------------------------------------------------------------
 
 
-def compiled_frames(active: bool, watch: Any, run: Any) -> tuple[int, Any]:
-    """(graphs that were compiled, result) of ``run(backend)``."""
-    from torch._dynamo.testing import CompileCounter
+GRAPHS: list[Any] = []
 
+
+def counting(graph: Any, inputs: Any) -> Any:
+    """A backend that runs graphs as they are and counts them (a function, since configurations are deep-copied)."""
+    GRAPHS.append(len(graph.graph.nodes))
+    return graph
+
+
+def compiled(active: bool, watch: Any, run: Any) -> tuple[list[int], Any]:
+    """(sizes of the graphs that were compiled, result) of ``run()``."""
     torch._dynamo.reset()
-    counter = CompileCounter()
+    GRAPHS.clear()
     watch.bus.active = active
     try:
-        result = run(counter)
+        result = run()
     finally:
         watch.bus.active = True
-    return counter.frame_count, result
+    return list(GRAPHS), result
 
 
 def loop(model: Any, cache: Any, passes: int = 5) -> Any:
@@ -61,65 +75,62 @@ def loop(model: Any, cache: Any, passes: int = 5) -> Any:
     return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize("kind", ["module", "forward"])
-@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize(("kind", "cache"), [
+    ("module", "DynamicCache"), ("module", "StaticCache"), ("forward", "StaticCache")])
 def test_a_compiled_model_compiles_as_often_and_without_breaks(watch: Any, kind: str, cache: str) -> None:
-    """``torch.compile(model, fullgraph=True)`` and a compiled ``forward``: same tokens, same number of graphs."""
+    """``torch.compile(model, fullgraph=True)`` and a compiled ``forward``: same tokens, the very same graphs.
 
-    def run(backend: Any) -> Any:
-        model = tiny.llama(layers=2)
+    A wholly compiled model is not followed; a model whose ``forward`` alone is compiled is, exactly.
+    """
+
+    def run() -> Any:
+        model = tiny.llama(layers=1)
         more = {"max_cache_len": 32} if cache == "StaticCache" else {}
         store = getattr(transformers, cache)(config=model.config, **more)
         if kind == "module":
-            return loop(torch.compile(model, fullgraph=True, backend=backend), store)
-        model.forward = torch.compile(model.forward, fullgraph=True, backend=backend)
-        return loop(model, store)
+            return loop(torch.compile(model, fullgraph=True, backend=counting), store, passes=4)
+        model.forward = torch.compile(model.forward, fullgraph=True, backend=counting)
+        return loop(model, store, passes=4)
 
-    plain, expected = compiled_frames(False, watch, run)
-    observed, result = compiled_frames(True, watch, run)
+    plain, expected = compiled(False, watch, run)
+    observed, result = compiled(True, watch, run)
     assert torch.equal(result, expected)
-    assert observed == plain > 0
-    assert not watch.of(events.HookFailed)
-
-
-def test_a_compiled_forward_is_still_followed(watch: Any) -> None:
-    """With only ``forward`` compiled the pass runs through the model's call, so its steps are exact."""
-    model = tiny.llama(layers=2)
-    model.forward = torch.compile(model.forward, backend="eager")
-    loop(model, transformers.StaticCache(config=model.config, max_cache_len=32))
-    steps = watch.of(events.Step)
-    assert [step.kv_bytes for step in steps] == [n * tiny.row_bytes(model) for n in range(6, 11)]
+    assert observed == plain != []
+    seen = watch.events()
+    assert not [e for e in seen if isinstance(e, events.HookFailed)]
+    row = 2 * 2 * 8 * 4
+    held = [e.kv_bytes for e in seen if isinstance(e, events.Step)]
+    assert held == ([n * row for n in range(6, 10)] if kind == "forward" else [])
 
 
 def test_the_compiled_decode_of_generate_is_followed(watch: Any) -> None:
     """Automatic compilation with a static cache: same tokens and graphs, and every compiled step is swept."""
-    if not hasattr(transformers, "CompileConfig"):
-        pytest.skip(f"transformers {transformers.__version__} has no CompileConfig.")
 
-    def run(backend: Any) -> Any:
-        model = tiny.llama(layers=2)
-        config = transformers.CompileConfig(backend=backend, fullgraph=True, mode=None)
+    def run() -> Any:
+        config = transformers.CompileConfig(backend=counting, fullgraph=True, mode=None)
         config._compile_all_devices = True
-        return tiny.greedy(model, tiny.prompt(6), 6, cache_implementation="static", compile_config=config)
+        return tiny.greedy(tiny.llama(layers=1), tiny.prompt(6), 5, cache_implementation="static",
+                           compile_config=config)
 
-    plain, expected = compiled_frames(False, watch, run)
+    plain, expected = compiled(False, watch, run)
     watch.events()
-    observed, result = compiled_frames(True, watch, run)
+    observed, result = compiled(True, watch, run)
     assert torch.equal(result, expected)
-    assert observed == plain > 0
+    assert observed == plain != []
     turn = watch.turn()
-    row = 2 * 2 * 2 * 8 * 4
-    assert (turn.steps, turn.kv_bytes, turn.bytes_written, turn.reallocations) == (6, 11 * row, 11 * row, 0)
-    assert turn.new_tokens == 6
+    row = 2 * 2 * 8 * 4
+    assert (turn.steps, turn.kv_bytes, turn.bytes_written, turn.reallocations) == (5, 10 * row, 10 * row, 0)
+    assert turn.new_tokens == 5
 
 
 def test_a_compiled_call_outlives_the_source(watching: Any) -> None:
     """A model compiled while observed runs on after uninstalling, and is observed again by a later source."""
-    model = tiny.llama(layers=2)
-    config = transformers.CompileConfig(backend="eager", mode=None)
+    model = tiny.llama(layers=1)
+    config = transformers.CompileConfig(backend=counting, mode=None)
     config._compile_all_devices = True
     more = {"cache_implementation": "static", "compile_config": config}
     first = watching()
+    GRAPHS.clear()
     expected = tiny.greedy(model, tiny.prompt(6), 6, **more)
     first.close()
     assert torch.equal(tiny.greedy(model, tiny.prompt(6), 6, **more), expected)
@@ -127,15 +138,18 @@ def test_a_compiled_call_outlives_the_source(watching: Any) -> None:
     assert torch.equal(tiny.greedy(model, tiny.prompt(6), 6, **more), expected)
     assert second.turn().steps == 6
     assert [turn.steps for turn in first.turns()] == [6]
+    assert GRAPHS
 
 
-def test_export_and_tracing_work(watch: Any, llama: Any) -> None:
+def test_export_and_tracing_work(watch: Any) -> None:
     """``torch.export`` and ``torch.jit.trace`` give what they give without kvobs, without a hook failing."""
+
+    model = tiny.llama(layers=1)
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = llama
+            self.inner = model
 
         def forward(self, ids: Any) -> Any:
             return self.inner(input_ids=ids, use_cache=False)[0]
@@ -157,7 +171,7 @@ def test_fake_and_meta_tensors_pass(watch: Any, llama: Any) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode() as mode:
-        fake = tiny.llama(layers=2)
+        fake = tiny.llama(layers=1)
         for given in (None, transformers.DynamicCache(config=fake.config)):
             with torch.no_grad():
                 output = fake(input_ids=torch.zeros(1, 5, dtype=torch.long), **{tiny.CACHE: given})
@@ -213,23 +227,35 @@ def test_nothing_lives_longer_because_it_is_observed(watch: Any) -> None:
     assert gone() is None
 
 
+class Toy(transformers.PreTrainedModel):
+    """A model that does nothing but feed its cache, so that thousands of calls take a moment."""
+
+    config_class = transformers.LlamaConfig
+
+    def forward(self, input_ids: Any, past_key_values: Any = None) -> tuple[Any, ...]:
+        states = torch.zeros(1, 1, input_ids.shape[1], 2)
+        past_key_values.update(states, states, 0)
+        return (states, past_key_values)
+
+
 def test_thousands_of_calls_leave_nothing_behind(watch: Any) -> None:
-    """Between 200 and 2,200 small calls what kvobs's own files hold does not grow by more than 64 KiB."""
-    model = tiny.llama(layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1)
-    ids = tiny.prompt(2)
+    """2,000 more caches, turns and sessions add to kvobs's memory only their turn counts (the last 10,000 are kept)."""
+    model, real, ids = Toy(transformers.LlamaConfig(num_hidden_layers=1)), tiny.llama(layers=1), tiny.prompt(2)
+    size = 0
 
     def calls(number: int) -> None:
+        nonlocal size
         for _ in range(number):
-            cache = transformers.DynamicCache(config=model.config)
-            with torch.no_grad():
-                model(input_ids=ids, **{tiny.CACHE: cache})
-                model(input_ids=ids[:, :1], **{tiny.CACHE: cache})
+            cache = transformers.DynamicCache()
+            model(input_ids=ids, past_key_values=cache)
+            model(input_ids=ids[:, :1], past_key_values=cache)
             del cache
-            watch.bus.clear()
+            watch.events()
         for _ in range(number // 20):
-            tiny.greedy(model, ids, 1)
-            watch.bus.clear()
-        watch.events()
+            tiny.greedy(real, ids, 1)
+            watch.events()
+        numbers = watch.source._hooks._turns._numbers._turns
+        size = sys.getsizeof(numbers) + sum(sys.getsizeof(id) + 112 for id in numbers)
 
     ours = tracemalloc.Filter(True, "*/kvobs/*")
     calls(20)
@@ -237,15 +263,14 @@ def test_thousands_of_calls_leave_nothing_behind(watch: Any) -> None:
     try:
         calls(200)
         gc.collect()
-        before = tracemalloc.take_snapshot().filter_traces([ours])
+        first, before = size, tracemalloc.take_snapshot().filter_traces([ours])
         calls(2_000)
         gc.collect()
         after = tracemalloc.take_snapshot().filter_traces([ours])
     finally:
         tracemalloc.stop()
     grown = sum(row.size_diff for row in after.compare_to(before, "filename"))
-    # The turn counts of 2,000 sessions more are kept (up to 10,000 of them, about 200 bytes each).
-    assert grown < 2_200 * 400
+    assert grown < size - first + 64 * 1024
 
 
 def test_caches_can_be_copied_and_pickled(watch: Any, llama: Any) -> None:

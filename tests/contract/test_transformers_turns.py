@@ -12,11 +12,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
 transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[torch]' brings transformers.")
 
-from opentelemetry import baggage, context, trace  # noqa: E402
+from opentelemetry import baggage, context, trace
 
-import kvobs  # noqa: E402
-from kvobs import model as events  # noqa: E402
-from tests.contract import tiny  # noqa: E402
+import kvobs
+from kvobs import model as events
+from tests.contract import tiny
 
 pytestmark = pytest.mark.torch
 
@@ -269,13 +269,15 @@ def test_an_error_passes_unchanged_and_is_told_once(traced: Any, tracer: Any, sp
 
 
 def test_an_error_of_an_assistant_is_one_error(watch: Any, llama: Any) -> None:
-    """Running out of memory in the assistant ends both calls, and is one out-of-memory event."""
+    """Running out of memory in an assistant's call ends that call and the outer one, and is one out-of-memory event."""
     assistant = tiny.llama(layers=1, seed=3)
     with Failing(assistant, torch.OutOfMemoryError("out of memory")), pytest.raises(torch.OutOfMemoryError):
         tiny.greedy(llama, tiny.prompt(4), 8, assistant_model=assistant)
     seen = watch.events()
     assert len([e for e in seen if isinstance(e, events.OutOfMemory)]) == 1
-    assert [e.outcome for e in seen if isinstance(e, events.Turn)] == ["out_of_memory"] * 2
+    outcomes = [e.outcome for e in seen if isinstance(e, events.Turn)]
+    assert outcomes[-2:] == ["out_of_memory"] * 2
+    assert set(outcomes[:-2]) <= {"ok"}
 
 
 def test_a_bare_pass_without_memory_is_told(watch: Any, llama: Any) -> None:

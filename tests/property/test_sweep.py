@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
 pytest.importorskip("transformers", reason="pip install 'kvobs[torch]' brings transformers.")
 
-from hypothesis import event, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from transformers import cache_utils  # noqa: E402
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from transformers import cache_utils
 
-from kvobs.sources.transformers._sweep import CacheSweep, Delta  # noqa: E402
+from kvobs.sources.transformers._sweep import CacheSweep, Delta
 
 pytestmark = pytest.mark.torch
 
