@@ -9,6 +9,8 @@ import socket
 import threading
 
 import pytest
+
+pytest.importorskip("prometheus_client", reason="pip install 'kvobs[prometheus]' brings prometheus_client.")
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvobs.exporters import PrometheusExporter

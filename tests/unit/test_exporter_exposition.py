@@ -1,9 +1,11 @@
 """The two formats of a scrape, against hand-written text and against prometheus_client's own encoders."""
 
-# ruff: noqa: E501 (a scrape is quoted as it is)
+
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("prometheus_client", reason="pip install 'kvobs[prometheus]' brings prometheus_client.")
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest as reference_text
 from prometheus_client.openmetrics.exposition import generate_latest as reference_openmetrics
