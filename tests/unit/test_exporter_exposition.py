@@ -1,6 +1,6 @@
 """The two formats of a scrape, against hand-written text and against prometheus_client's own encoders."""
 
-
+# ruff: noqa: E501 (a scrape is quoted as it is)
 from __future__ import annotations
 
 import pytest
