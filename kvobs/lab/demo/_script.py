@@ -24,7 +24,7 @@ FURTHER = (
     "What goes well with it?",
 )
 MOST_TURNS = 64
-NEW_TOKENS = 72
+NEW_TOKENS = 96
 
 
 def lines(turns: int) -> Iterator[str]:
