@@ -144,7 +144,7 @@ def test_static_sliding_windows_are_written_in_place(watch: Any, make: Callable[
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("make", [tiny.t5, tiny.bart])
 def test_cross_attention_is_filled_once(watch: Any, make: Callable[[], Any], static: bool) -> None:
-    """An encoder-decoder cache: cross-attention holds the encoder's length from the first pass, and is not touched again."""
+    """An encoder-decoder cache: cross-attention holds the encoder's length from the first pass on, untouched."""
     model = make()
     more = {"cache_implementation": "static"} if static else {}
     turn, counter, cache = observed(watch, model, tiny.prompt(7, 2), **more)
@@ -206,7 +206,7 @@ HYBRIDS = {
     "MambaConfig": {"state_size": 4},
     "Mamba2Config": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
     "JambaConfig": {"num_experts": 2, "num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
-                    "expert_layer_period": 2},
+                    "expert_layer_period": 2, "use_mamba_kernels": False},
     "Lfm2Config": {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3},
     "Qwen3NextConfig": {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
@@ -227,7 +227,7 @@ HYBRIDS = {
 
 @pytest.mark.parametrize("name", list(HYBRIDS))
 def test_states_shared_layers_and_unequal_heads(watch: Any, name: str) -> None:
-    """Linear-attention states count as held, never as written; shared layers hold nothing; K and V may differ in width."""
+    """Linear-attention states are held, never written; shared layers hold nothing; K and V may differ in width."""
     model = tiny.build(tiny.config_of(name, **HYBRIDS[name]))
     turn, counter, cache = observed(watch, model, tiny.prompt(PROMPT))
     if not hasattr(cache, "layers"):

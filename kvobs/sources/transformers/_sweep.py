@@ -217,14 +217,16 @@ class CacheSweep:
         for index, layer in enumerate(layers):
             kind = kind_of(layer, cross=index >= own)
             length = self._length.get(index, 0) + query_length
-            if kind in ("dynamic", "cross"):
+            if kind == "dynamic":
                 length = layer.keys.shape[2] if layer.keys is not None and layer.keys.dim() == 4 else 0
+            elif kind == "cross":  # its first pass fills it, later ones only read it
+                length = layer.keys.shape[2] if length and layer.keys is not None else 0
             held = states = replaced = in_place = 0
             for name, tensor in stored(layer):
                 storage = tensor.untyped_storage()
                 address, size, device = storage.data_ptr(), storage.nbytes(), str(tensor.device)
                 buffers[index, name] = _Buffer(address, device, size)
-                bytes_held = filled(name, tensor, length) if kind == "static" else int(tensor.nbytes)
+                bytes_held = filled(name, tensor, length) if kind in IN_PLACE else int(tensor.nbytes)
                 held += bytes_held
                 if kind == "static" and name.split(".")[0] not in STATES:
                     in_place += filled(name, tensor, query_length)
@@ -280,6 +282,8 @@ class CacheSweep:
                 continue
             kind = kind_of(layer, cross=index >= own)
             if kind == "other" or keys.dim() != 4 or not keys.shape[2] or sum(1 for _ in stored(layer)) != 2:
+                return
+            if kind == "cross" and not self._length[index]:
                 return
             if kind != "sliding" and (keys.storage_offset() or values.storage_offset()):
                 return
