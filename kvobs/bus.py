@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from kvobs.model import Event
+from kvobs.model import CacheGone, Event
 
 
 class Bus:
@@ -34,7 +34,9 @@ class Bus:
         """Queue the event, or drop and count it when ``limit`` events are waiting."""
         if self.wake is not None:
             self.wake(event)
-        if len(self._queue) < self._limit:
+        waiting = len(self._queue)
+        # A cache whose end is lost would count as alive for ever: its end may go over the limit, to twice of it.
+        if waiting < self._limit or (type(event) is CacheGone and waiting < 2 * self._limit):
             self._queue.append(event)
         else:
             next(self._drops)

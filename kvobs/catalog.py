@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["counter", "gauge", "histogram"]
+Ranks = Literal["sum", "max", "min"]
 
 # Seconds. 0.012 is the article's allocation-latency objective (S9): every SLO threshold is a boundary.
 LATENCY_BUCKETS = (1e-6, 1e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.012, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -31,7 +32,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     attributes: tuple[str, ...]
     meaning: str
     formula: str
-    across_ranks: Literal["sum", "max"] = "sum"
+    across_ranks: Ranks = "sum"
     nature: Literal["exact", "measured", "estimated", "modelled"] = "exact"
     buckets: tuple[float, ...] = ()
 
@@ -47,7 +48,7 @@ def _counter(name: str, unit: str, attributes: tuple[str, ...], meaning: str, fo
 
 
 def _gauge(name: str, unit: str, attributes: tuple[str, ...], meaning: str, formula: str,
-           across_ranks: Literal["sum", "max"] = "sum", nature: Literal["exact", "measured"] = "exact") -> Row:
+           across_ranks: Ranks = "sum", nature: Literal["exact", "measured"] = "exact") -> Row:
     return Row(name=name, kind="gauge", unit=unit, attributes=attributes, meaning=meaning, formula=formula,
                across_ranks=across_ranks, nature=nature)
 
@@ -114,7 +115,7 @@ ROWS: tuple[Row, ...] = (
            "max of (reserved - allocated) / reserved", across_ranks="max"),
     _gauge("kvobs.window.largest_free", "By", ("device",),
            "Smallest of the largest free blocks seen within the sliding window.", "min of largest free block",
-           across_ranks="max"),
+           across_ranks="min"),
     _gauge("kvobs.window.allocation.variance", "s2", ("device",),
            "Variance of allocation latency within the sliding window.", "population variance", across_ranks="max",
            nature="measured"),
@@ -126,7 +127,8 @@ ROWS: tuple[Row, ...] = (
     _counter("kvobs.self.events", "{event}", (), "Events the drain thread interpreted.", "count"),
     _counter("kvobs.self.events.dropped", "{event}", ("stage",),
              "Telemetry lost: the host was spared, the data was not.", "count by stage: queue, store, otlp"),
-    _counter("kvobs.self.hook.duration", "s", ("source",), "Time kvobs spent on the engine's threads.",
+    _counter("kvobs.self.hook.duration", "s", ("source",),
+             "Time kvobs spent on the engine's threads by its own clock, which misses about an eighth.",
              "sum of the hooks' own timing", nature="measured"),
     _counter("kvobs.self.hook.failures", "{failure}", ("source",), "Hooks that raised and were detached.", "count"),
     _counter("kvobs.self.fold.duration", "s", (), "Time the drain thread spent interpreting events.", "sum",

@@ -7,6 +7,7 @@ so a value that nobody reports any more disappears instead of going stale.
 from __future__ import annotations
 
 import bisect
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -198,9 +199,7 @@ class Metrics:
         origin = step.origin
         who = (origin.model, origin.device, origin.cache)
         phase = "prefill" if step.prefill else "decode"
-        parts = step.by_device or (
-            (origin.device, step.kv_bytes, step.kv_reserved_bytes, step.kv_largest_bytes),)
-        self._caches[step.cache_id] = _Cache(origin, parts)
+        self._fold_sizes(step)
         self._add("kvobs.kv.reallocations", (*who, phase), step.reallocations)
         self._add("kvobs.kv.written", who, step.bytes_written)
         self._add("kvobs.kv.copied", who, step.bytes_copied)
@@ -208,6 +207,11 @@ class Metrics:
         self._add("kvobs.self.hook.duration", (origin.source,), step.hook_ns / _SECOND)
         self._observe("kvobs.step.duration", (origin.model, origin.device, phase), step.duration_ns / _SECOND)
         self._window("step", (origin.model, origin.device), step.t_ns, step.duration_ns)
+
+    def _fold_sizes(self, sizes: model.Step | model.Resized) -> None:
+        parts = sizes.by_device or (
+            (sizes.origin.device, sizes.kv_bytes, sizes.kv_reserved_bytes, sizes.kv_largest_bytes),)
+        self._caches[sizes.cache_id] = _Cache(sizes.origin, parts)
 
     def _fold_rewrite(self, rewrite: model.Rewrite) -> None:
         who = (rewrite.origin.model, rewrite.origin.device, rewrite.origin.cache)
@@ -343,8 +347,10 @@ class Metrics:
         if key == attributes or before is None or isinstance(before, Histogram):
             points[key] = value
         else:
-            points[key] = max(before, value) if BY_NAME[name].across_ranks == "max" else before + value
+            points[key] = _COMBINE[BY_NAME[name].across_ranks](before, value)
 
+
+_COMBINE: dict[str, Callable[[float, float], float]] = {"sum": operator.add, "max": max, "min": min}
 
 _WINDOW_ROWS: dict[str, tuple[tuple[str, str, float], ...]] = {
     "step": (("kvobs.window.step.mean", "mean", _SECOND), ("kvobs.window.step.variance", "variance", _SECOND**2)),
@@ -357,6 +363,7 @@ _FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
     model.Step: Metrics._fold_step,
     model.Migration: Metrics._fold_migration,
     model.Rewrite: Metrics._fold_rewrite,
+    model.Resized: Metrics._fold_sizes,
     model.CacheGone: Metrics._fold_gone,
     model.Blocks: Metrics._fold_blocks,
     model.Turn: Metrics._fold_turn,

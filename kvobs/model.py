@@ -71,6 +71,18 @@ class Rewrite(msgspec.Struct, frozen=True, gc=False):
     bytes_copied: int
 
 
+class Resized(msgspec.Struct, frozen=True, gc=False):
+    """What a cache holds after it was rearranged or moved between steps; the byte fields are those of ``Step``."""
+
+    t_ns: int
+    origin: Origin
+    cache_id: int
+    kv_bytes: int
+    kv_reserved_bytes: int
+    kv_largest_bytes: int
+    by_device: tuple[tuple[str, int, int, int], ...] = ()
+
+
 class CacheGone(msgspec.Struct, frozen=True, gc=False):
     """A cache was freed: its bytes no longer count."""
 
@@ -176,8 +188,8 @@ class Availability(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = (
-    Step | Migration | Rewrite | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory | HookFailed
-    | Availability
+    Step | Migration | Rewrite | Resized | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory
+    | HookFailed | Availability
 )
 Emit = Callable[[Event], None]
 

@@ -43,6 +43,7 @@ EXAMPLES: tuple[model.Event, ...] = (
     step(by_device=(("cpu", 600, 700, 100), ("meta", 400, 500, 100))),
     model.Migration(5, ORIGIN, 1, "cpu", "meta", 2, 64, 1_500),
     model.Rewrite(5, ORIGIN, 1, 4, 4_000),
+    model.Resized(5, ORIGIN, 1, 900, 1_200, 100),
     model.CacheGone(6, 1),
     blocks(),
     turn(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -29,13 +30,18 @@ def _family(row: Row) -> Metric:
     return Metric(name, description(row), row.kind, unit)
 
 
+@functools.lru_cache(maxsize=64)
+def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(number(bound) for bound in (*bounds, math.inf))
+
+
 def _histogram(name: str, labels: dict[str, str], histogram: Histogram) -> Iterator[Sample]:
-    cumulative = 0
-    for bound, count, latest in zip((*histogram.bounds, math.inf), histogram.counts, histogram.exemplars, strict=True):
+    cumulative, bucket = 0, f"{name}_bucket"
+    for bound, count, latest in zip(_bounds(histogram.bounds), histogram.counts, histogram.exemplars, strict=True):
         cumulative += count
         exemplar = None if latest is None else Exemplar(
             {"trace_id": latest.trace_id, "span_id": latest.span_id}, latest.value, round(latest.wall_s, 3))
-        yield Sample(f"{name}_bucket", {**labels, "le": number(bound)}, cumulative, None, exemplar)
+        yield Sample(bucket, {**labels, "le": bound}, cumulative, None, exemplar)
     yield Sample(f"{name}_count", labels, cumulative)
     yield Sample(f"{name}_sum", labels, histogram.total)
 

@@ -87,7 +87,7 @@ class Names:
 class TurnNumbers:
     """Counts turns per session from 1, forgetting the least recently used sessions beyond ``limit``."""
 
-    def __init__(self, limit: int = 10_000) -> None:
+    def __init__(self, limit: int = 2_048) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._turns: OrderedDict[str, int] = OrderedDict()

@@ -31,6 +31,8 @@ class Patches:
         """
         name = f"{getattr(owner, '__name__', owner)}.{attribute}"
         with self._lock:
+            if name in self._done and self._done[name][0] is not owner:
+                name = f"{owner.__module__}.{name}"
             if name in self._done:
                 return
             own = vars(owner).get(attribute, _MISSING)

@@ -139,6 +139,7 @@ _RULES = {name: tuple((index, rule) for index, rule in enumerate(merge_rules(TAB
 _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.Step: lambda batch, event: batch._merge("steps", _rows.step_row(event, batch._wall)),
     model.Rewrite: lambda batch, event: batch._merge("steps", _rows.rewrite_row(event, batch._wall)),
+    model.Resized: lambda batch, event: batch._merge("steps", _rows.resized_row(event, batch._wall)),
     model.Blocks: lambda batch, event: batch._merge("blocks", _rows.blocks_row(event, batch._wall)),
     model.Allocation: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),
     model.AllocatorState: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),

@@ -38,7 +38,7 @@ class StoreFile:
         try:
             # The log must not be checkpointed at moments of SQLite's choice, nor dirty pages be written twice.
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "wal_autocheckpoint = 0",
-                           "cache_size = -2048", "cache_spill = OFF", "temp_store = MEMORY",
+                           "cache_size = -256", "cache_spill = OFF", "temp_store = MEMORY",
                            "secure_delete = OFF"):
                 self.connection.execute(f"PRAGMA {pragma}").fetchall()
         except BaseException:

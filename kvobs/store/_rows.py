@@ -103,6 +103,12 @@ def rewrite_row(rewrite: model.Rewrite, wall: WallClock) -> Row:
             None, None, None, rewrite.reallocations, 0, rewrite.bytes_copied)
 
 
+def resized_row(sizes: model.Resized, wall: WallClock) -> Row:
+    """What a cache holds after a change between steps, as a row that merges with the steps of its second."""
+    return (second(wall(sizes.t_ns)), sizes.cache_id, sizes.t_ns, *origin_row(sizes.origin), 0, 0, 0, 0, 0, 0,
+            sizes.kv_bytes, sizes.kv_reserved_bytes, sizes.kv_largest_bytes, 0, 0, 0)
+
+
 def allocator_row(event: model.Allocation | model.AllocatorState, wall: WallClock) -> Row:
     """A request to, or the state of, an allocator as a row that merges with the others of its second."""
     at = (second(wall(event.t_ns)), event.device, event.t_ns)

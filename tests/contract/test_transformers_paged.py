@@ -13,12 +13,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
 pytest.importorskip("transformers", reason="transformers is not installed; pip install 'kvobs[torch]' brings it.")
+pytest.importorskip("transformers.generation.continuous_batching.cache_allocators",
+                    reason="This transformers is older than 5.18; kvobs follows its continuous batching from there on.")
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'kvobs[otel]' brings the SDK.")
 
-from opentelemetry import context, trace  # noqa: E402
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
-from transformers import (  # noqa: E402
+from opentelemetry import context, trace
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from transformers import (
     ContinuousBatchingConfig,
     GenerationConfig,
     LlamaConfig,
@@ -26,16 +28,16 @@ from transformers import (  # noqa: E402
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.generation.continuous_batching import cache_allocators, continuous_api  # noqa: E402
-from transformers.generation.continuous_batching import offloading_manager as offloading  # noqa: E402
+from transformers.generation.continuous_batching import cache_allocators, continuous_api
+from transformers.generation.continuous_batching import offloading_manager as offloading
 
-from kvobs import metrics, model, sessions  # noqa: E402
-from kvobs.bus import Bus  # noqa: E402
-from kvobs.config import Config  # noqa: E402
-from kvobs.sources import Wiring  # noqa: E402
-from kvobs.sources._patch import Patches  # noqa: E402
-from kvobs.sources.transformers._paged import PagedHooks  # noqa: E402
-from tests.support import wait_until  # noqa: E402
+from kvobs import metrics, model, sessions
+from kvobs.bus import Bus
+from kvobs.config import Config
+from kvobs.sources import Wiring
+from kvobs.sources._patch import Patches
+from kvobs.sources.transformers._paged import PagedHooks
+from tests.support import wait_until
 
 pytestmark = pytest.mark.torch
 

@@ -33,6 +33,7 @@ EVENTS = st.one_of(
               bytes_written=SIZES, bytes_copied=SIZES, by_device=PARTS),
     st.builds(model.Migration, st.just(0), ORIGINS, CACHES, DEVICES, DEVICES, SIZES, SIZES, st.none() | NS),
     st.builds(model.Rewrite, st.just(0), ORIGINS, CACHES, SIZES, SIZES),
+    st.builds(model.Resized, st.just(0), ORIGINS, CACHES, SIZES, SIZES, SIZES, PARTS),
     st.builds(model.CacheGone, st.just(0), CACHES),
     st.builds(blocks, origin=ORIGINS, cache_id=st.integers(3, 5), used=SIZES, cached=SIZES, free=SIZES,
               allocations=SIZES, failures=SIZES, preemptions=SIZES),
@@ -139,11 +140,11 @@ def observed(events: list[model.Event]) -> dict[str, dict[Key, list[float]]]:
 
 def alive(events: list[model.Event]) -> Points:
     """Gauges of what is alive at the end: caches, pools, allocators, facts; each from its last words."""
-    steps: dict[int, tuple[int, model.Step]] = {}
+    steps: dict[int, tuple[int, model.Step | model.Resized]] = {}
     pools: dict[int, tuple[int, model.Blocks]] = {}
     found: Points = defaultdict(dict)
     for at, event in enumerate(events):
-        if isinstance(event, model.Step):
+        if isinstance(event, model.Step | model.Resized):
             steps[event.cache_id] = (at, event)
         elif isinstance(event, model.Blocks):
             pools[event.cache_id] = (at, event)
@@ -256,7 +257,7 @@ def test_nothing_is_lost_in_other(program: list[tuple[int, model.Event]], max_se
         assert len(mine) <= max_series + 1, name
         own = {key: value for key, value in mine.items() if set(key) != {"other"}}
         assert all(same(value, theirs[key]) for key, value in own.items()), name  # type: ignore[arg-type]
-        combine = sum if BY_NAME[name].across_ranks == "sum" else max
+        combine = {"sum": sum, "max": max, "min": min}[BY_NAME[name].across_ranks]
         assert not theirs or same(combine(mine.values()), combine(theirs.values())), name  # type: ignore[type-var]
         if BY_NAME[name].attributes:
             assert (("other",) * len(BY_NAME[name].attributes) in mine) == (len(theirs) > max_series), name

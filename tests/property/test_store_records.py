@@ -35,6 +35,7 @@ pools = st.builds(model.Blocks, times, origins, st.integers(0, 2), small, small,
 steps = st.builds(model.Step, times, small, small, origins, st.integers(0, 2), st.booleans(), small, small, small,
                   small, small, small, small)
 rewrites = st.builds(model.Rewrite, times, origins, st.integers(0, 2), small, small)
+resizes = st.builds(model.Resized, times, origins, st.integers(0, 2), small, small, small)
 
 
 def through(directories: pytest.TempPathFactory, parts: list[list[model.Event]]) -> StoreReader:
@@ -80,23 +81,26 @@ def test_turns_are_selected_by_session_and_time(tmp_path_factory: pytest.TempPat
 
 
 @settings(max_examples=40)
-@given(st.lists(st.lists(steps | rewrites, max_size=8), max_size=4))
+@given(st.lists(st.lists(steps | rewrites | resizes, max_size=8), max_size=4))
 def test_steps_are_summed_per_second_and_cache(tmp_path_factory: pytest.TempPathFactory,
-                                                 parts: list[list[model.Step | model.Rewrite]]) -> None:
-    """A row holds the sums of its second's steps and rewrites of one cache, and the sizes after its last step."""
+                                                 parts: list[list[model.Step | model.Rewrite | model.Resized]]) -> None:
+    """A row holds the sums of its second's steps and rewrites of one cache, and the sizes known last."""
     expected: dict[tuple[int, int], dict[str, int | None]] = {}
     for event in (event for part in parts for event in part):
         second = (WALL + event.t_ns) // 10**9 * 10**9
         row = expected.setdefault((second, event.cache_id), {
             "steps": 0, "prefill_steps": 0, "tokens": 0, "prefill_tokens": 0, "reallocations": 0, "bytes_written": 0,
             "bytes_copied": 0, "duration_ns": 0, "hook_ns": 0, "kv_bytes": None})
-        add = {"reallocations": event.reallocations, "bytes_copied": event.bytes_copied}
+        add = {}
+        if not isinstance(event, model.Resized):
+            add = {"reallocations": event.reallocations, "bytes_copied": event.bytes_copied}
+        if not isinstance(event, model.Rewrite):
+            row["kv_bytes"] = event.kv_bytes
         if isinstance(event, model.Step):
             add |= {"steps": 1, "tokens": event.tokens, "bytes_written": event.bytes_written,
                     "duration_ns": event.duration_ns, "hook_ns": event.hook_ns}
             if event.prefill:
                 add |= {"prefill_steps": 1, "prefill_tokens": event.tokens}
-            row["kv_bytes"] = event.kv_bytes
         for name, amount in add.items():
             row[name] = (row[name] or 0) + amount
     found = {(stored.wall_ns, stored.record.cache_id): {name: getattr(stored.record, name) for name in row}

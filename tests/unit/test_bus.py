@@ -110,3 +110,29 @@ def test_the_bound_holds_under_threads() -> None:
     kept = len(list(bus.drain()))
     assert 100 <= kept <= 103
     assert kept + bus.take_dropped() == 4_000
+
+
+def test_the_end_of_a_cache_may_go_over_the_limit() -> None:
+    """A full bus still takes the ends of caches, up to twice the limit, so that none counts as alive for ever."""
+    bus = Bus(2)
+    for _ in range(3):
+        bus.publish(step())
+    for number in range(5):
+        bus.publish(model.CacheGone(number, number))
+    assert [type(event) for event in bus.drain()] == [model.Step] * 2 + [model.CacheGone] * 2
+    assert bus.take_dropped() == 4
+
+
+def test_the_first_event_wakes_and_is_queued() -> None:
+    """``wake`` is told of the event before it is queued, until it takes itself away."""
+    bus, told = Bus(5), []
+
+    def wake(event: model.Event) -> None:
+        told.append((event, len(list(bus.drain()))))
+        bus.wake = None
+
+    bus.wake = wake
+    for number in range(2):
+        bus.publish(step(t_ns=number))
+    assert [(event.t_ns, queued) for event, queued in told] == [(0, 0)]
+    assert [event.t_ns for event in bus.drain()] == [0, 1]

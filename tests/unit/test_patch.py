@@ -158,3 +158,14 @@ def test_a_failing_hook_is_detached_and_said_once(patches: Patches, failures: li
     assert [(event.source, event.hook, event.error) for event in failures] == [("test", "Child.own", "ValueError: no")]
     patches.restore()
     assert vars(Base)["inherited"] is inherited
+
+
+def test_classes_of_one_name_do_not_hide_each_other(patches: Patches) -> None:
+    """Two owners that share their name are both wrapped, and both restored."""
+    first, second = (type("Same", (), {"call": lambda self, n=n: n}) for n in (1, 2))
+    originals = [vars(owner)["call"] for owner in (first, second)]
+    for owner in (first, second):
+        patches.wrap(owner, "call", lambda original: lambda self: 10 * original(self))
+    assert (first().call(), second().call()) == (10, 20)
+    patches.restore()
+    assert [vars(owner)["call"] for owner in (first, second)] == originals

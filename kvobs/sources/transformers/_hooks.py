@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvobs.bus import Bus
-from kvobs.model import Migration, Origin, OutOfMemory, Rewrite, Step
+from kvobs.model import Migration, Origin, OutOfMemory, Resized, Rewrite, Step
 from kvobs.sources._patch import Patches
 from kvobs.sources.transformers._caches import SOURCE, CacheRecord, CacheRegistry
 from kvobs.sources.transformers._calls import Call, cache_in, cache_out, describe, model_name, query_shape
@@ -196,7 +196,8 @@ class Hooks:
             self.close_bare(turn)
 
     def _failed_outside(self, error: BaseException, cache: Any) -> None:
-        if outcome_of(error) == "out_of_memory":
+        # A paged cache has no layers: continuous batching tells of its failures itself.
+        if outcome_of(error) == "out_of_memory" and (cache is None or layers_of(cache) is not None):
             record = self._caches.find(cache) if cache is not None else None
             self._bus.publish(OutOfMemory(time.monotonic_ns(), record.origin if record else None,
                                           "", str(error)[:500]))
@@ -286,12 +287,14 @@ class Hooks:
         turn = self._local.turn or record.bare
         if turn is not None and record.id in turn.records:
             turn.rewrote(record, delta)
-        if not delta.reallocations and not delta.moves:
-            return
         now = time.monotonic_ns()
         cache = record.ref() if record.ref is not None else None
-        origin = record.origin or record.identify(cache, layers)
-        self._bus.publish(Rewrite(now, origin, record.id, delta.reallocations, delta.copied))
+        origin = record.origin
+        if origin is None or delta.by_device or delta.moves:
+            origin = record.identify(cache, layers)
+        if delta.reallocations:
+            self._bus.publish(Rewrite(now, origin, record.id, delta.reallocations, delta.copied))
+        self._bus.publish(Resized(now, origin, record.id, delta.held, delta.reserved, delta.largest, delta.by_device))
         for src, dst, buffers, size in delta.moves:
             self._bus.publish(Migration(now, origin, record.id, src, dst, buffers, size, None))
 
@@ -335,6 +338,8 @@ class Hooks:
         if turn is not None:
             turn.moved(ended, src, dst, 2, size, ended - began)
         self._bus.publish(Migration(ended, origin, record_id, src, dst, 2, size, ended - began))
+        if found is not None and not self._local.busy:  # within a pass the sweep at its end tells the sizes
+            self._rewritten(record, lengths=False)
 
 
 def _addresses(layer: Any) -> dict[str, int]:
