@@ -1,6 +1,6 @@
 # Each target does all its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint docs programs clean
+.PHONY: help setup demo test bench lint docs picture programs clean
 
 READY := .venv/.ready
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -31,6 +31,9 @@ lint: $(READY) ## Check style, types, layers and generated documentation.
 
 docs: $(READY) ## Write the generated parts of the documentation.
 	.venv/bin/python scripts/generate_docs.py --write
+
+picture: $(READY) ## Draw the README's picture from a real run of the demo.
+	@.venv/bin/python scripts/demo_picture.py
 
 programs:
 	@scripts/test_programs.sh

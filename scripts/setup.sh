@@ -15,6 +15,12 @@ if [ -z "$python" ]; then
     echo "kvobs needs Python 3.11 or newer; install it, or name it with PYTHON=/path/to/python." >&2
     exit 1
 fi
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing what $python needs to make virtual environments."
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "python$version-venv"; } \
+        >/dev/null 2>&1 </dev/null || true
+fi
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     echo "$python cannot make virtual environments; on Debian and Ubuntu, apt-get install python3-venv brings that." >&2
     exit 1

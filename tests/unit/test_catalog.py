@@ -121,7 +121,7 @@ def test_the_objective_is_a_boundary() -> None:
 
 
 def test_maxima_do_not_sum_over_ranks() -> None:
-    """Ratios, extremes, means, variances and yes/no facts never sum over ranks; bytes and counts do; a least is a min."""
+    """Ratios, extremes, means, variances and yes/no facts never sum over ranks; bytes and counts do."""
     for row in ROWS:
         extreme = row.unit in ("1", "s2") or bool({"largest", "largest_free", "mean", "availability"}
                                                   & set(row.name.split(".")))
