@@ -21,8 +21,8 @@ NOTE = ("The article's rate is (total - largest contiguous) / total, by the defi
         "follows; many equal buffers alone drive it to 1, so it is no measure of waste.\n"
         "Write amplification is (written + copied) / written: a growing DynamicCache copies all of itself at each "
         "token.\n"
-        "The article counts 0, 2 and 7 re-allocations in turns 1, 3 and 5; its hook saw other tensors than K and V. Here "
-        "each pass replaces both in every layer.")
+        "The article counts 0, 2 and 7 re-allocations in turns 1, 3 and 5; its hook saw other tensors than K and V. "
+        "Here each pass replaces both in every layer.")
 
 
 def record(turn: Turn, text: str) -> dict[str, Any]:
