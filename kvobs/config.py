@@ -198,8 +198,8 @@ def _known(name: str, where: str) -> str:
     if name in _BY_NAME:
         return name
     near = difflib.get_close_matches(name, _BY_NAME, n=1)
-    hint = f"did you mean {near[0]!r}" if near else "allowed are " + ", ".join(sorted(_BY_NAME))
-    raise ConfigError(f"There is no setting {name!r} ({where}); {hint}.")
+    hint = f"did you mean {near[0]!r}?" if near else "allowed are " + ", ".join(sorted(_BY_NAME)) + "."
+    raise ConfigError(f"There is no setting {name!r} ({where}); {hint}")
 
 
 def _parse(name: str, raw: str, where: str) -> Any:

@@ -12,7 +12,7 @@ from kvobs.cli._errors import Refused
 _NEEDED = ("torch", "transformers", "gguf", "accelerate")
 
 
-def demo(turns: Annotated[int, typer.Option(min=1, help="How many turns the conversation has.")] = 8,
+def demo(turns: Annotated[int, typer.Option(help="How many turns the conversation has.")] = 8,
          as_json: Annotated[bool, typer.Option("--json", help="One JSON object per turn on stdout.")] = False) -> int:
     """Observe a real conversation with a small model on this machine's CPU."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
