@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
 from kvobs.catalog import Row, prometheus_label, prometheus_name
-from kvobs.exporters._exposition import number
+from kvobs.exporters._exposition import Labels, number
 from kvobs.exporters._instruments import description
-from kvobs.metrics import Histogram, Metrics
+from kvobs.metrics import Attributes, Histogram, Metrics
 
 _UNITS = ("seconds", "bytes", "ratio")
 
@@ -30,18 +30,24 @@ def _family(row: Row) -> Metric:
     return Metric(name, description(row), row.kind, unit)
 
 
-@functools.lru_cache(maxsize=64)
-def _bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    return tuple(number(bound) for bound in (*bounds, math.inf))
+@functools.lru_cache(maxsize=1024)
+def _labels(names: tuple[str, ...], values: Attributes) -> Labels:
+    return Labels(names, values)
 
 
-def _histogram(name: str, labels: dict[str, str], histogram: Histogram) -> Iterator[Sample]:
-    cumulative, bucket = 0, f"{name}_bucket"
-    for bound, count, latest in zip(_bounds(histogram.bounds), histogram.counts, histogram.exemplars, strict=True):
+@functools.lru_cache(maxsize=256)
+def _buckets(names: tuple[str, ...], values: Attributes, bounds: tuple[float, ...]) -> tuple[Labels, ...]:
+    return tuple(Labels(names, values, le=number(bound)) for bound in (*bounds, math.inf))
+
+
+def _histogram(name: str, names: tuple[str, ...], values: Attributes, histogram: Histogram) -> Iterator[Sample]:
+    cumulative, bucket, labels = 0, f"{name}_bucket", _labels(names, values)
+    for le, count, latest in zip(_buckets(names, values, histogram.bounds), histogram.counts, histogram.exemplars,
+                                 strict=True):
         cumulative += count
         exemplar = None if latest is None else Exemplar(
             {"trace_id": latest.trace_id, "span_id": latest.span_id}, latest.value, round(latest.wall_s, 3))
-        yield Sample(bucket, {**labels, "le": bound}, cumulative, None, exemplar)
+        yield Sample(bucket, le, cumulative, None, exemplar)
     yield Sample(f"{name}_count", labels, cumulative)
     yield Sample(f"{name}_sum", labels, histogram.total)
 
@@ -60,12 +66,11 @@ class KvobsCollector(Collector):
             info.samples.append(Sample("target_info", self._target, 1))
             yield info
         for row, points in self._metrics.collect():
-            family = _family(row)
+            family, sample = _family(row), prometheus_name(row)
             names = tuple(prometheus_label(key) for key in row.attributes)
             for attributes, value in points.items():
-                labels = dict(zip(names, attributes, strict=True))
                 if isinstance(value, Histogram):
-                    family.samples.extend(_histogram(family.name, labels, value))
+                    family.samples.extend(_histogram(family.name, names, attributes, value))
                 else:
-                    family.samples.append(Sample(prometheus_name(row), labels, value))
+                    family.samples.append(Sample(sample, _labels(names, attributes), value))
             yield family

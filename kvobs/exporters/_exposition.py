@@ -6,8 +6,7 @@ take the interpreter lock for more than 20 ms with eight devices, which an engin
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar
@@ -69,17 +68,28 @@ def encode(families: Iterable[Metric], *, openmetrics: bool) -> bytes:
             lines.append(f"# UNIT {name} {family.unit}\n")
         for sample in family.samples:
             exemplar = _exemplar(sample.exemplar) if openmetrics and sample.exemplar else ""
-            lines.append(f"{sample.name}{_labels(tuple(sample.labels.items()))} {number(sample.value)}{exemplar}\n")
+            labels = sample.labels
+            text = labels.text if type(labels) is Labels else _rendered(labels)
+            lines.append(f"{sample.name}{text} {number(sample.value)}{exemplar}\n")
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode()
 
 
-@functools.lru_cache(maxsize=4096)  # the same series come back at every scrape
-def _labels(labels: tuple[tuple[str, str], ...]) -> str:
+class Labels(dict[str, str]):
+    """A series' labels that know their text: the same series come back at every scrape. Never changed once made."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, names: Iterable[str], values: Iterable[str], **more: str) -> None:
+        super().__init__(zip(names, values, strict=True), **more)
+        self.text = _rendered(self)
+
+
+def _rendered(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join([f'{key}="{_escape(value)}"' for key, value in sorted(labels)]) + "}"
+    return "{" + ",".join([f'{key}="{_escape(value)}"' for key, value in sorted(labels.items())]) + "}"
 
 
 def _exemplar(exemplar: Exemplar) -> str:

@@ -90,7 +90,12 @@ def test_the_terminal_is_the_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_the_command_itself(sent: signal.Signals, tmp_path: Path) -> None:
     """The process that was started is the command: a signal to it ends it with that signal's wait status."""
-    code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    # The tests themselves may run with SIGHUP ignored, which children inherit.
+    code = f"""
+import os, signal
+signal.signal({int(sent)}, signal.SIG_DFL)
+print(os.getpid(), flush=True)
+signal.pause()"""
     child = subprocess.Popen([*RUN, PYTHON, "-c", code], env=child_environment(), cwd=tmp_path, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
