@@ -78,7 +78,6 @@ def test_only_the_childs_environment_changes(tmp_path: Path, monkeypatch: pytest
     (["run", "--window-ms", "0", "--", "true"], "window_ms"), (["run", "--otlp", "maybe", "--", "true"], "otlp"),
     (["run"], "command"), (["run", "--"], "command"), (["run", "--config", "/no/such", "--", "true"], "/no/such"),
     (["catalog", "--json", "--markdown"], "--markdown"), (["export"], "--parquet"),
-    (["demo", "--turns", "0"], "--turns"),
     (["export", "/no/such", "--parquet", "/tmp/x"], "/no/such"), ([], "command"),
 ])
 def test_a_refusal_is_one_sentence_and_exit_code_2(arguments: list[str], named: str,
