@@ -37,6 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[float, ...] = ()
 
 
+_WINDOW = " (64 ms unless window_ms says otherwise)."
 _WHO = ("model", "device", "cache")
 _GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
@@ -111,18 +112,18 @@ ROWS: tuple[Row, ...] = (
            "Device memory an allocator reserved: allocated, or unused (cached by the allocator).",
            "unused = reserved - allocated"),
     _gauge("kvobs.window.fragmentation", "1", ("device",),
-           "Largest share of reserved allocator memory that was unused within the sliding window.",
+           "Largest share of reserved allocator memory that was unused in the sliding window" + _WINDOW,
            "max of (reserved - allocated) / reserved", across_ranks="max"),
     _gauge("kvobs.window.largest_free", "By", ("device",),
-           "Smallest of the largest free blocks seen within the sliding window.", "min of largest free block",
+           "Smallest of the largest free blocks seen in the sliding window" + _WINDOW, "min of largest free block",
            across_ranks="min"),
     _gauge("kvobs.window.allocation.variance", "s2", ("device",),
-           "Variance of allocation latency within the sliding window.", "population variance", across_ranks="max",
+           "Variance of allocation latency in the sliding window" + _WINDOW, "population variance", across_ranks="max",
            nature="measured"),
-    _gauge("kvobs.window.step.mean", "s", ("model", "device"), "Mean step duration within the sliding window.",
+    _gauge("kvobs.window.step.mean", "s", ("model", "device"), "Mean step duration in the sliding window" + _WINDOW,
            "mean", across_ranks="max", nature="measured"),
     _gauge("kvobs.window.step.variance", "s2", ("model", "device"),
-           "Variance of step duration within the sliding window.", "population variance", across_ranks="max",
+           "Variance of step duration in the sliding window" + _WINDOW, "population variance", across_ranks="max",
            nature="measured"),
     _counter("kvobs.self.events", "{event}", (), "Events the drain thread interpreted.", "count"),
     _counter("kvobs.self.events.dropped", "{event}", ("stage",),

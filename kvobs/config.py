@@ -148,11 +148,23 @@ SETTINGS: tuple[Setting, ...] = (
             "how session ids appear on spans and in the store"),
     Setting("session_key", os.fsencode, "any text",
             "key of the session hash; without one each process draws its own"),
-    Setting("record_prompts", _boolean, "true or false", "put prompt and reply text on spans"),
+    Setting("record_prompts", _boolean, "true or false", "put prompt and reply token ids on spans"),
     Setting("max_series", _whole(1, 10_000), "a whole number from 1 to 10000",
             "bound on attribute sets per metric; more fold into 'other' and are counted"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def markdown() -> str:
+    """The generated settings table of the README."""
+    plain = Config(store=Path("~/.local/state/kvobs/store"))
+    lines = ["| setting | environment | default | allowed | meaning |", "|---|---|---|---|---|"]
+    for setting in SETTINGS:
+        value = getattr(plain, setting.name)
+        shown = ":".join(map(str, value)) if isinstance(value, tuple) else value or "-"
+        lines.append(f"| `{setting.name}` | `{ENV_PREFIX}{setting.name.upper()}` | `{shown}` | {setting.allowed} | "
+                     f"{setting.meaning} |")
+    return "\n".join(lines) + "\n"
 
 
 def load(environ: Mapping[str, str] | None = None, **overrides: str) -> Config:
@@ -190,7 +202,7 @@ def _read_file(path: Path) -> dict[str, str]:
         _known(name, f"key in {path}")
         if not isinstance(value, str | int | float | bool):
             raise ConfigError(f"The setting {name!r} in {path} must be {_BY_NAME[name].allowed}.")
-        out[name] = str(value)
+        out[name] = ("on" if value else "off") if isinstance(value, bool) else str(value)
     return out
 
 

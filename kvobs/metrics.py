@@ -129,6 +129,12 @@ class Metrics:
             with self._lock:
                 self._add(name, attributes, amount)
 
+    def begin(self, name: str, *attributes: Attributes) -> None:
+        """Show counters at 0 whose attribute sets are known beforehand: an alert must see the first count rise."""
+        with self._lock:
+            for key in attributes:
+                self._points[name].setdefault(key, 0)
+
     def set(self, name: str, attributes: Attributes, value: float | None) -> None:
         """Set a gauge from outside the event stream; None removes it."""
         with self._lock:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvobs")
 TICK_S = 0.25
 SAMPLE_NS = 1_000_000_000
+STOP_S = 5.0
 FLUSH_STORE_S = 2.0  # other processes of the directory may be at it
 
 
@@ -51,6 +52,7 @@ class Runtime:
         """Everything that belongs to this very process (made again in a forked child)."""
         self.process_id = uuid.uuid4().hex
         self.metrics = Metrics(window_ms=self.config.window_ms, max_series=self.config.max_series)
+        self.metrics.begin("kvobs.self.events.dropped", ("queue",), ("store",), ("otlp",))
         self.otel = OtelExporter(self.config, self.metrics, self.process_id)
         self.prometheus: PrometheusExporter | None = None
         self.store: StoreWriter | None = None
@@ -76,7 +78,11 @@ class Runtime:
             for source in self.sources:
                 self._guarded(f"install {source.name}", source.install, self.bus.publish)
             self._open_outputs()
-            self._start_thread(self._drain_forever)
+            try:
+                self._start_thread(self._drain_forever)
+            except BaseException:
+                self.stop()  # nobody would drain: nothing may stay hooked
+                raise
 
     def _open_outputs(self) -> None:
         self._guarded("otlp", self.otel.prepare)
@@ -86,8 +92,9 @@ class Runtime:
             self._guarded("store", self._start_store)
 
     def _start_thread(self, body: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=body, name="kvobs-drain", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=body, name="kvobs-drain", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _start_prometheus(self) -> None:
         assert self.config.prometheus is not None
@@ -114,20 +121,21 @@ class Runtime:
             self.bus.active = False
             self._wake.set()
             if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join(timeout=5)
-            self.tick(sample=True)
+                self._thread.join(timeout=STOP_S)
+            drained = self.tick(sample=True)
             self._guarded("otlp", self.otel.stop)
             if self.prometheus is not None:
                 self._guarded("prometheus", self.prometheus.stop)
-            if self.store is not None:
+            if self.store is not None and drained:
                 self._guarded("store", self.store.close)
 
     def flush(self) -> None:
         """Bring everything that happened so far to the exporters and the store; waits seconds at most."""
-        self.tick(sample=True)
-        if self.store is not None:
-            with self._tick_lock:
+        if self.tick(sample=True) and self.store is not None and self._tick_lock.acquire(timeout=STOP_S):
+            try:
                 self._guarded("store", self.store.commit, FLUSH_STORE_S)
+            finally:
+                self._tick_lock.release()
         self._guarded("otlp", self.otel.flush)
 
     def otel_tracer(self) -> Tracer:
@@ -141,10 +149,20 @@ class Runtime:
         while not wake.wait(TICK_S):
             self.tick()
 
-    def tick(self, *, sample: bool = False) -> None:
-        """Interpret what is queued; about once a second (or when told) also poll the sources and keep points."""
-        with self._tick_lock:
+    def tick(self, *, sample: bool = False) -> bool:
+        """Interpret what is queued; about once a second (or when told) also poll the sources and keep points.
+
+        Returns False after 5 s in which another thread's tick did not end (a disk that does not answer, say): what it
+        holds is not waited for.
+        """
+        if not self._tick_lock.acquire(timeout=STOP_S):
+            _log.warning("kvobs: the drain thread is stuck, so what it holds is lost; the process is not affected.")
+            return False
+        try:
             self._guarded("tick", self._tick, sample)
+        finally:
+            self._tick_lock.release()
+        return True
 
     def _tick(self, sample: bool) -> None:
         events: list[Event] = list(self.bus.drain())
@@ -192,6 +210,10 @@ class Runtime:
         for part in (self.otel, self.prometheus, self.store):
             if part is not None:
                 self._guarded("fork", part.abandon)
+        for source in self.sources:
+            renew = getattr(source, "after_fork_in_child", None)
+            if renew is not None:
+                self._guarded(f"fork {source.name}", renew)
         self._open()
         self.bus.wake = self._first_event_in_child
 
@@ -203,7 +225,7 @@ class Runtime:
         with self._lifecycle:
             if self._running and self.bus.wake is not None:
                 self.bus.wake = None
-                self._start_thread(self._open_and_drain)
+                self._guarded("start in a forked child", self._start_thread, self._open_and_drain)
 
     def _open_and_drain(self) -> None:
         self._open_outputs()

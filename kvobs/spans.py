@@ -120,4 +120,7 @@ def turn_attributes(turn: Turn) -> dict[str, AttributeValue]:
         "kvobs.tpot_s": None if turn.tpot_ns is None else turn.tpot_ns / 1e9,
         "kvobs.outcome": turn.outcome,
     }
+    if not turn.cache_id:  # no cache was seen: nothing is known of one
+        unknown = ("kvobs.kv.", "kvobs.cache", "kvobs.device", "kvobs.dtype")
+        found = {key: value for key, value in found.items() if not key.startswith(unknown)}
     return {key: value for key, value in found.items() if value is not None}

@@ -12,7 +12,7 @@ import msgspec
 
 
 class WindowStats(msgspec.Struct, frozen=True, gc=False):
-    """A window's content. ``variance`` is the population variance in squared sample units."""
+    """A window's content. ``variance`` is the population variance in squared sample units, absent for one sample."""
 
     count: int
     mean: float | None
@@ -73,7 +73,7 @@ class SlidingWindow:
         n = len(self._samples)
         if not n:
             return WindowStats(0, None, None, None, None)
-        variance = (n * self._sum_squares - self._sum * self._sum) / (n * n)
+        variance = (n * self._sum_squares - self._sum * self._sum) / (n * n) if n > 1 else None
         return WindowStats(n, self._sum / n, variance, self._lows[0][1], self._highs[0][1])
 
     def __len__(self) -> int:

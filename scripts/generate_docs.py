@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kvobs import catalog
+from kvobs import catalog, config
 
 ROOT = Path(__file__).resolve().parent.parent
 # File, name of the markers, what stands between them.
-PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (("README.md", "metrics", catalog.markdown),)
+PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ("README.md", "settings", config.markdown),
+    ("README.md", "metrics", catalog.markdown),
+)
 
 
 def filled(text: str, name: str, content: str) -> str:

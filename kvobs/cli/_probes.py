@@ -118,8 +118,8 @@ def metrics_endpoint(config: Config) -> Availability:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
-        return Availability("prometheus", False,
-                            f"The address {host}:{port} cannot be served ({_reason(error)}); a free port is taken.")
+        return Availability("prometheus", True, f"The address {host}:{port} cannot be served ({_reason(error)}); "
+                                                "the next process takes a free port instead and says so.")
     return Availability("prometheus", True, f"The address {host}:{port} is free for /metrics.")
 
 

@@ -63,7 +63,8 @@ def resource_attributes(environ: Mapping[str, str]) -> dict[str, str]:
             found[key.strip()] = unquote(value.strip())
     if name := environ.get("OTEL_SERVICE_NAME", "").strip():
         found["service.name"] = name
-    return found
+    # The environment may hold bytes that are no text; an exporter must be able to encode them.
+    return {key: value.encode("utf-8", "backslashreplace").decode() for key, value in found.items()}
 
 
 def _endpoint(environ: Mapping[str, str], signal: Signal) -> str:

@@ -73,7 +73,7 @@ def encode(families: Iterable[Metric], *, openmetrics: bool) -> bytes:
             lines.append(f"{sample.name}{text} {number(sample.value)}{exemplar}\n")
     if openmetrics:
         lines.append("# EOF\n")
-    return "".join(lines).encode()
+    return "".join(lines).encode("utf-8", "backslashreplace")  # a name may hold bytes that are no text
 
 
 class Labels(dict[str, str]):

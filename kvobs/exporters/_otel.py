@@ -40,6 +40,7 @@ MISSING = ('Pushing over OTLP needs the OpenTelemetry SDK and its OTLP exporters
            'pip install "kvobs[otel]".')
 NOT_ASKED = (f"No OTLP endpoint is set ({env.ENDPOINT}) and the process has no global OpenTelemetry providers, so "
              "nothing is pushed.")
+UNDELIVERED = "The OTLP endpoint did not take the last push; what is lost is counted."
 OFF = "Pushing over OTLP is switched off by the setting otlp or by OTEL_SDK_DISABLED."
 # Objects of a parent process: their destructors must not run in a forked child (gRPC may hang there).
 _left_to_parent: list[object] = []
@@ -213,7 +214,8 @@ class OtelExporter:
             return Availability(SUBJECT, False, NOT_ASKED)
         if not self._failure and not sdk_installed():
             self._failure = MISSING
-        return Availability(SUBJECT, not self._failure, self._failure)
+        failing = UNDELIVERED if any(sender.failing for _, sender in self._ways()) else ""
+        return Availability(SUBJECT, not (self._failure or failing), self._failure or failing)
 
     def _wanted(self) -> bool:
         return any(env.wanted(self._environ, signal, self._otlp) for signal in ("traces", "metrics"))

@@ -78,7 +78,7 @@ class Names:
     def shown(self, id: str) -> str:
         """The id as spans and the store may carry it."""
         if self._mode == "plain":
-            return id
+            return id.encode("utf-8", "backslashreplace").decode()
         if self._mode == "off":
             return ""
         return hmac.new(self._key, id.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[:16]

@@ -51,6 +51,10 @@ class Patches:
                      name, self._source, type(error).__name__, error)
         self._emit(HookFailed(time.monotonic_ns(), self._source, name, f"{type(error).__name__}: {error}"))
 
+    def after_fork_in_child(self) -> None:
+        """A thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
+
     def restore(self) -> None:
         """Put every original back (by identity, unless somebody has patched over us meanwhile)."""
         with self._lock:

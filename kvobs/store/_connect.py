@@ -7,6 +7,7 @@ deleted store on the disk.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
     log = path.with_name(path.name + "-wal")
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_WAIT_S)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import logging
+import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -358,3 +362,81 @@ def test_a_failing_generate_hook_leaves_generate_alone(traced: Any, llama: Any, 
     assert [e.hook for e in seen if isinstance(e, events.HookFailed)] == ["GenerationMixin.generate"]
     assert len(caplog.records) == 1
     assert len([e for e in seen if isinstance(e, events.Step)]) == 3
+
+
+def test_a_failed_call_lets_go_of_its_cache_at_once(traced: Any, llama: Any) -> None:
+    """Without the cyclic collector the cache of a generate that raised is freed, as it is without kvobs."""
+    class Full:
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise MemoryError("full")
+
+    made: list[weakref.ref[Any]] = []
+    original = transformers.DynamicCache.__init__
+
+    def noticed(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made.append(weakref.ref(self))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transformers.DynamicCache, "__init__", noticed)
+            with contextlib.suppress(MemoryError):
+                tiny.greedy(llama, tiny.prompt(4), 3, stopping_criteria=[Full()])
+        assert made
+        assert [ref() for ref in made] == [None] * len(made)
+    finally:
+        gc.enable()
+
+
+def test_one_odd_call_costs_no_other_its_turn(traced: Any, llama: Any) -> None:
+    """A call with a scalar for input ends in the host's own error; the next one is a turn like any other."""
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        llama.generate(torch.tensor(5))
+    tiny.greedy(llama, tiny.prompt(4), 3)
+    assert [turn.new_tokens for turn in traced.turns()] == [3]
+
+
+def test_a_long_chat_keeps_counting_among_many_others(traced: Any, llama: Any) -> None:
+    """The turns of a cache go on counting although thousands of sessions that nobody named came in between."""
+    cache = transformers.DynamicCache(config=llama.config)
+    ids = tiny.greedy(llama, tiny.prompt(4), 2, **{tiny.CACHE: cache})
+    turns = traced.source._hooks._turns
+    for _ in range(3_000):
+        turns.open(None, "m", None, None)
+    tiny.greedy(llama, ids, 2, **{tiny.CACHE: cache})
+    assert [turn.turn for turn in traced.turns()] == [1, 2]
+
+
+def test_a_failed_pass_leaves_the_true_sizes(traced: Any, llama: Any) -> None:
+    """When a layer fails half way through a pass, what the cache holds now is told."""
+    cache = transformers.DynamicCache(config=llama.config)
+    with torch.no_grad():
+        llama(tiny.prompt(4), **{tiny.CACHE: cache})
+        traced.events()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(llama.model.layers[-1].mlp, "forward", lambda *_: (_ for _ in ()).throw(MemoryError("full")))
+            with pytest.raises(MemoryError):
+                llama(tiny.prompt(3), **{tiny.CACHE: cache})
+    (sizes,) = [event for event in traced.events() if isinstance(event, events.Resized)]
+    assert sizes.kv_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+def test_a_bare_turn_does_not_hold_its_model(traced: Any, llama: Any) -> None:
+    """While the turn of a bare loop is open, a model that was deleted is freed at once."""
+    model = copy.deepcopy(llama)
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tiny.prompt(4), **{tiny.CACHE: cache})
+    ref = weakref.ref(model)
+    del model
+    assert ref() is None
+
+
+def test_a_name_that_is_no_text_is_made_one(traced: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of a path that are not UTF-8 are shown escaped, so that every exporter can encode the name."""
+    monkeypatch.setattr(llama.config, "_name_or_path", os.fsdecode(b"/models/caf\xe9"))
+    tiny.greedy(llama, tiny.prompt(4), 2)
+    (turn,) = traced.turns()
+    assert turn.origin.model.encode() == b"caf\\udce9"

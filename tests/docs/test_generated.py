@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kvobs import catalog
+from kvobs import catalog, config
 from tests.support import ROOT
 
 
@@ -36,14 +36,15 @@ def test_check_and_write(generator: ModuleType, tmp_path: Path, monkeypatch: pyt
     """Check fails on an old table and changes nothing; write brings it up to date; then check passes."""
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     page = tmp_path / "README.md"
-    old = "A\n<!-- metrics:begin -->\nold\n<!-- metrics:end -->\nB\n"
+    settings = f"<!-- settings:begin -->\n{config.markdown()}<!-- settings:end -->\n"
+    old = f"A\n<!-- metrics:begin -->\nold\n<!-- metrics:end -->\nB\n{settings}"
     page.write_text(old, encoding="utf-8")
     assert generator.main(["--check"]) == 1
     assert capsys.readouterr().err == "README.md: the part 'metrics' is not up to date; make docs writes it.\n"
     assert page.read_text(encoding="utf-8") == old
     assert generator.main(["--write"]) == 0
     assert page.read_text(encoding="utf-8") == (
-        f"A\n<!-- metrics:begin -->\n{catalog.markdown()}<!-- metrics:end -->\nB\n")
+        f"A\n<!-- metrics:begin -->\n{catalog.markdown()}<!-- metrics:end -->\nB\n{settings}")
     assert generator.main(["--check"]) == 0
 
 

@@ -165,7 +165,7 @@ def test_the_terminal_shows_conversation_table_and_places(tiny: Path, plain: Pla
     assert [row[:3] for row in rows] == [[str(number), str(prompt), str(new)] for number, (_, prompt, _, new)
                                          in enumerate(plain.counts[:2], start=1)]
     assert re.search(r"^Metrics: http://127\.0\.0\.1:\d+/metrics ", table, re.MULTILINE)
-    assert re.search(r"^Traces: not pushed; the store holds .*OTEL_EXPORTER_OTLP_ENDPOINT", table, re.MULTILINE)
+    assert re.search(r"^Traces: The store holds .*OTEL_EXPORTER_OTLP_ENDPOINT", table, re.MULTILINE)
     assert f"\nStore: {tmp_path / 'state' / 'kvobs' / 'store'} " in table
 
 

@@ -204,7 +204,8 @@ def windowed(events: list[model.Event], now: int) -> Points:
             ("kvobs.window.step.variance", "step", variance),
             ("kvobs.window.allocation.variance", "allocation", variance),
             ("kvobs.window.fragmentation", "unused", max), ("kvobs.window.largest_free", "free", min))
-    return {name: {key: function(values) for key, values in lists[kind].items()} for name, kind, function in rows}
+    return {name: {key: function(values) for key, values in lists[kind].items()
+                   if len(values) > 1 or function is not variance} for name, kind, function in rows}
 
 
 def folded(events: list[model.Event], now: int, max_series: int, batch: int) -> dict[str, dict[Key, object]]:

@@ -22,7 +22,8 @@ def naive(samples: list[tuple[int, int]], now: int, width: int) -> WindowStats:
         return WindowStats(0, None, None, None, None)
     mean = sum(values, Fraction(0)) / len(values)
     variance = sum(((value - mean) ** 2 for value in values), Fraction(0)) / len(values)
-    return WindowStats(len(values), float(mean), float(variance), int(min(values)), int(max(values)))
+    spread = float(variance) if len(values) > 1 else None
+    return WindowStats(len(values), float(mean), spread, int(min(values)), int(max(values)))
 
 
 @given(st.integers(1, 120), st.lists(PUSH | ADVANCE, max_size=60))

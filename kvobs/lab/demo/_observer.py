@@ -87,8 +87,8 @@ class Observer:
     def _traces(self) -> str:
         pushed = self._runtime.otel.availability()
         if not pushed.available:
-            kept = "the store holds the times and ids of each turn. " if self._kept else ""
-            return f"not pushed; {kept}{pushed.reason}"
+            kept = "The store holds the times and ids of each turn. " if self._kept else ""
+            return f"{kept}{pushed.reason}"
         endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
         return (f"one span per turn was pushed over OTLP to {endpoint}." if endpoint is not None
                 else "one span per turn was handed to the OpenTelemetry SDK, whose endpoint is its default or the "

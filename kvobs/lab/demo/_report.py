@@ -14,6 +14,9 @@ from kvobs.analysis import article_fragmentation_rate, write_amplification
 from kvobs.model import Turn
 
 PLAIN_WIDTH = 150  # a pipe has no width: wide enough that no cell is cut
+# Narrower than this, the columns go into two tables: sizes and times, then what was moved.
+_WHOLE_WIDTH = 132
+_SIZES, _MOVES = (0, 1, 2, 3, 4, 5, 11, 12), (0, 6, 7, 8, 9, 10)
 _COLUMNS = ("turn", "prompt\ntokens", "new\ntokens", "KV held\nMiB", "largest\nbuffer KiB", "article's\nrate",
             "re-allo-\ncations", "written\nMiB", "copied\nMiB", "write ampli-\nfication", "migrations", "TTFT\nms",
             "per token\nms")
@@ -45,28 +48,31 @@ def record(turn: Turn, text: str) -> dict[str, Any]:
     }
 
 
-def table_of(turns: Sequence[Turn]) -> Table:
-    """One row per turn; the title says of which model, cache and device."""
+def table_of(turns: Sequence[Turn], columns: Sequence[int] = range(13)) -> Table:
+    """One row per turn, of ``columns``; the title says of which model, cache and device."""
     kinds = sorted({f"{o.model}, {o.cache}, {o.dtype} on {o.device}" for o in (turn.origin for turn in turns)})
     table = Table(box=box.SIMPLE_HEAD, title_justify="left",
                   title=f"What the KV cache did, turn by turn ({'; '.join(kinds)})")
-    for column in _COLUMNS:
-        table.add_column(column, justify="right")
+    for column in columns:
+        table.add_column(_COLUMNS[column], justify="right", no_wrap=True)
     for turn in turns:
         shown = record(turn, "")
-        table.add_row(
+        cells = (
             str(turn.turn), str(turn.prompt_tokens), str(turn.new_tokens), _mebi(turn.kv_bytes),
             f"{turn.kv_largest_bytes / 1024:.1f}", _or_dash(shown["article_fragmentation_rate"], "{:.4f}"),
             str(turn.reallocations), _mebi(turn.bytes_written), _mebi(turn.bytes_copied),
             _or_dash(write_amplification(turn.bytes_written, turn.bytes_copied), "{:.1f}x"), str(shown["migrations"]),
             _or_dash(turn.ttft_ns, "{:.0f}", 1e-6), _or_dash(turn.tpot_ns, "{:.1f}", 1e-6))
+        table.add_row(*(cells[column] for column in columns))
     return table
 
 
 def print_table(turns: Sequence[Turn]) -> None:
     """The table of all turns on stdout."""
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    console.print(table_of(turns))
+    console.print()
+    for columns in (range(13),) if console.width >= _WHOLE_WIDTH else (_SIZES, _MOVES):
+        console.print(table_of(turns, columns))
     console.print(NOTE, highlight=False, markup=False)
 
 

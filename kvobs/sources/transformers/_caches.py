@@ -22,12 +22,12 @@ _ids = itertools.count(1)
 class CacheRecord:
     """What kvobs remembers of one cache. ``ref`` is weak; ``lock`` guards the turn of bare forward calls."""
 
-    __slots__ = ("bare", "blind", "id", "keys", "lock", "model", "origin", "ref", "session", "sweep")
+    __slots__ = ("bare", "blind", "id", "keys", "lock", "model", "named", "origin", "ref", "session", "sweep", "turns")
 
     def __init__(self, model: str) -> None:
         self.id = next(_ids)
         self.model = model
-        self.session = ""
+        self.session, self.named, self.turns = "", False, 0
         self.sweep = CacheSweep()
         self.origin: Origin | None = None
         self.blind = False
@@ -35,6 +35,10 @@ class CacheRecord:
         self.lock = threading.Lock()
         self.keys: list[int] = []
         self.ref: weakref.ref[Any] | None = None
+
+    def belongs(self, session: str, turn: int, *, named: bool) -> None:
+        """The session that the cache's next turn continues, and the number of its latest turn."""
+        self.session, self.turns, self.named = session, turn, named
 
     def layers(self) -> list[Any] | None:
         """The cache's layers now, or None when it is gone."""

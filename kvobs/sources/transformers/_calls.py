@@ -18,7 +18,8 @@ def model_name(model: Any) -> str:
     """The model's name without its directory, else its class name."""
     config = getattr(model, "config", None)
     path = str(getattr(config, "_name_or_path", "") or "")
-    return path.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1] or type(model).__name__
+    name = path.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1] or type(model).__name__
+    return name.encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
 
 
 def cache_in(kwargs: dict[str, Any], args: tuple[Any, ...] = ()) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -75,7 +76,7 @@ class Hooks:
         entered = time.monotonic_ns()
         turn, prefill = local.turn, False
         try:
-            cache = cache_in(kwargs, args)
+            cache = cache_in(kwargs, tuple(value for value in args if value is not model))
             if turn is not None and cache is None and model is not turn.owner:
                 turn = None  # an encoder that runs ahead of the first step: part of its time, not a step
             if cache is not None and self._caches.find(cache) is None:
@@ -92,6 +93,7 @@ class Hooks:
         except BaseException as error:
             if local.turn is None:
                 self._failed_outside(error, cache)
+            self._resweep(cache)
             raise
         finally:
             after = time.monotonic_ns()
@@ -127,13 +129,19 @@ class Hooks:
                 turn.took_without_cache(after)
             return
         rows, length = query_shape(args, kwargs)
-        delta = record.sweep.step(layers, length)
+        try:
+            delta = record.sweep.step(layers, length)
+        except (RuntimeError, NotImplementedError):
+            record.blind = True  # tensors without memory of their own, as inside torch.func transforms
+            if turn is not None:
+                turn.took_without_cache(after)
+            return
         origin = record.origin
         if origin is None or delta.by_device or delta.moves:
             origin = record.identify(cache, layers)
         if turn is not None:
             turn.took(record, delta, length, prefill, after)
-            record.session = turn.session
+            record.belongs(turn.session, turn.number, named=turn.named)
         else:
             prefill = self._bare(record, model, delta, rows, length, before, after)
         for src, dst, buffers, size in delta.moves:
@@ -160,7 +168,7 @@ class Hooks:
                 self.close_bare(turn)
                 turn = None
             if turn is None:
-                turn = self._turns.open(model, record.model, record, None)
+                turn = self._turns.open(None, record.model, record, None)
                 turn.wall_start_ns -= turn.start_ns - before
                 turn.start_ns = before
                 turn.rows = rows
@@ -195,6 +203,22 @@ class Hooks:
                 record.bare = None
             self.close_bare(turn)
 
+    def _resweep(self, cache: Any) -> None:
+        """A pass failed half way: what its cache holds now is told all the same."""
+        record = self._caches.find(cache) if cache is not None else None
+        if record is not None and not record.blind:
+            try:
+                self._rewritten(record, lengths=True)
+            except Exception:
+                record.blind = True  # it cannot be measured any more (its device may be lost)
+
+    def after_fork_in_child(self) -> None:
+        """Open turns are the parent's to tell; locks that its threads may have held are made anew."""
+        self._local.turn = None
+        for record in self._caches.records():
+            record.lock, record.bare = threading.Lock(), None
+        self._caches.gone.clear()
+
     def _failed_outside(self, error: BaseException, cache: Any) -> None:
         # A paged cache has no layers: continuous batching tells of its failures itself.
         if outcome_of(error) == "out_of_memory" and (cache is None or layers_of(cache) is not None):
@@ -216,6 +240,10 @@ class Hooks:
             entered = time.monotonic_ns()
             try:
                 call = describe(self, args, kwargs)
+            except Exception:
+                # The call itself is odd, and will most likely say so; others are still to be told.
+                return original(self, *args, **kwargs)
+            try:
                 record = hooks._caches.find(call.cache) if call.cache is not None else None
                 turn = hooks._turns.open(self, model_name(self), record, outer)
                 turn.prompt, turn.rows = call.prompt, call.rows
@@ -240,12 +268,17 @@ class Hooks:
                     hooks._close(turn, call, result, left, failure, outer)
                 except Exception as error:
                     hooks._patches.fail("GenerationMixin.generate", error)
+                # The exception's traceback holds this frame: a frame that held the exception would keep both, and
+                # every tensor below them, alive until the cyclic collector comes by.
+                failure = None
             return result
 
         return generate
 
     def _close(self, turn: LiveTurn, call: Call, result: Any, end_ns: int, failure: BaseException | None,
                outer: LiveTurn | None) -> None:
+        if turn.process != os.getpid():
+            return  # forked within the call: the turn and its span are the parent's
         if self._broken:
             self._turns.abandon(turn)
             return

@@ -65,6 +65,13 @@ class TransformersSource:
             self._hooks.close_idle(now_ns)
         return ()
 
+    def after_fork_in_child(self) -> None:
+        """Leave the parent's open turns to it."""
+        if self._patches is not None:
+            self._patches.after_fork_in_child()
+        if self._hooks is not None:
+            self._hooks.after_fork_in_child()
+
     def availability(self) -> Iterable[Availability]:
         """Whether transformers is there and of a supported version."""
         module = sys.modules.get(SOURCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -26,11 +27,12 @@ class LiveTurn:
     """Sums of a turn that is under way. ``prompt`` and ``consumed`` are token positions per row."""
 
     __slots__ = ("_burst", "cached", "consumed", "copied", "first_ns", "hook_ns", "last_ns", "marks", "model", "moves",
-                 "number", "opened", "owner", "parent", "prefill_end_ns", "priority", "prompt", "reallocations",
-                 "records", "reported", "rows", "session", "start_ns", "steps", "wall_start_ns", "written")
+                 "named", "number", "opened", "owner", "parent", "prefill_end_ns", "priority", "process", "prompt",
+                 "reallocations", "records", "reported", "rows", "session", "start_ns", "steps", "wall_start_ns",
+                 "written")
 
-    def __init__(self, owner: object, model: str, session: str, priority: str, number: int) -> None:
-        self.owner, self.model = owner, model
+    def __init__(self, owner: object, model: str, session: str, priority: str, number: int, *, named: bool) -> None:
+        self.owner, self.model, self.named, self.process = owner, model, named, os.getpid()
         self.session, self.priority, self.number = session, priority, number
         self.start_ns, self.wall_start_ns = time.monotonic_ns(), time.time_ns()
         self.first_ns: int | None = None
@@ -172,16 +174,20 @@ class Turns:
     def open(self, owner: object, model: str, record: CacheRecord | None, outer: LiveTurn | None) -> LiveTurn:
         """A turn of the session in force, else of the cache's own session, else of a new one."""
         scope = sessions.current()
+        priority, named = "normal", True
         if outer is not None:
             name, priority = f"{outer.session}/assistant", outer.priority
         elif scope is not None:
             name, priority = scope.id, scope.priority
+        elif record is not None and record.session:
+            name, named = record.session, record.named
         else:
-            name, priority = (record.session if record and record.session else uuid.uuid4().hex[:12]), "normal"
-        turn = LiveTurn(owner, model, name, priority, self._numbers.next(name))
+            name, named = uuid.uuid4().hex[:12], False
+        # A session that nobody named lives and dies with its cache: it takes no place among the named ones.
+        number = self._numbers.next(name) if named else (record.turns if record is not None else 0) + 1
         if record is not None:
-            record.session = name
-        return turn
+            record.belongs(name, number, named=named)
+        return LiveTurn(owner, model, name, priority, number, named=named)
 
     def trace(self, turn: LiveTurn, attributes: Mapping[str, AttributeValue], parent: Context | None = None,
               *, attach: bool = True) -> None:
