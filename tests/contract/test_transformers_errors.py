@@ -263,3 +263,25 @@ def test_a_name_that_is_no_text_is_made_one(traced: Any, llama: Any, monkeypatch
     tiny.greedy(llama, tiny.prompt(4), 2)
     (turn,) = traced.turns()
     assert turn.origin.model.encode() == b"caf\\udce9"
+
+
+def test_a_cache_that_cannot_be_measured_is_no_longer_counted(traced: Any, llama: Any) -> None:
+    """When a followed cache loses its memory (as under torch.func), its sizes are taken back and others go on."""
+    from kvobs.metrics import Metrics
+    from kvobs.sources.transformers._sweep import CacheSweep
+
+    def without_storage(*_: Any) -> Any:
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+    metrics, cache = Metrics(), transformers.DynamicCache(config=llama.config)
+    with torch.no_grad():
+        llama(tiny.prompt(4), **{tiny.CACHE: cache})
+        metrics.fold(traced.events())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CacheSweep, "step", without_storage)
+            llama(tiny.prompt(1), **{tiny.CACHE: cache})
+    metrics.fold(traced.events())
+    metrics.refresh(0)
+    assert "kvobs.kv.usage" not in {row.name for row, _ in metrics.collect()}
+    tiny.greedy(llama, tiny.prompt(4), 2)
+    assert [turn.new_tokens for turn in traced.turns()] == [2]

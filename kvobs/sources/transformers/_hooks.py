@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvobs.bus import Bus
-from kvobs.model import Migration, Origin, OutOfMemory, Resized, Rewrite, Step
+from kvobs.model import CacheGone, Migration, Origin, OutOfMemory, Resized, Rewrite, Step
 from kvobs.sources._patch import Patches
 from kvobs.sources.transformers._caches import SOURCE, CacheRecord, CacheRegistry
 from kvobs.sources.transformers._calls import Call, cache_in, cache_out, describe, model_name, query_shape
@@ -132,7 +132,7 @@ class Hooks:
         try:
             delta = record.sweep.step(layers, length)
         except (RuntimeError, NotImplementedError):
-            record.blind = True  # tensors without memory of their own, as inside torch.func transforms
+            self._lose_sight(record)  # tensors without memory of their own, as inside torch.func transforms
             if turn is not None:
                 turn.took_without_cache(after)
             return
@@ -210,7 +210,7 @@ class Hooks:
             try:
                 self._rewritten(record, lengths=True)
             except Exception:
-                record.blind = True  # it cannot be measured any more (its device may be lost)
+                self._lose_sight(record)  # its device may be lost
 
     def after_fork_in_child(self) -> None:
         """Open turns are the parent's to tell; locks that its threads may have held are made anew."""
@@ -218,6 +218,11 @@ class Hooks:
         for record in self._caches.records():
             record.lock, record.bare = threading.Lock(), None
         self._caches.gone.clear()
+
+    def _lose_sight(self, record: CacheRecord) -> None:
+        """A cache cannot be measured any more: its last sizes are taken back rather than left to go stale."""
+        record.blind = True
+        self._bus.publish(CacheGone(time.monotonic_ns(), record.id))
 
     def _failed_outside(self, error: BaseException, cache: Any) -> None:
         # A paged cache has no layers: continuous batching tells of its failures itself.
