@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,30 +23,6 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module")
 def llama() -> Any:
     return tiny.llama()
-
-
-class Tokens:
-    """A tokenizer of 64 words, made in memory."""
-
-    def __new__(cls) -> Any:
-        tokenizers = pytest.importorskip("tokenizers")
-        words = tokenizers.models.WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, unk_token="w2")
-        backend = tokenizers.Tokenizer(words)
-        backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-        return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", padding_side="left")
-
-
-def same(watch: Any, call: Callable[[], Any]) -> Any:
-    """The result of a seeded call, after proving that it is the same without kvobs."""
-    watch.bus.active = False
-    torch.manual_seed(11)
-    expected = call()
-    watch.bus.active = True
-    watch.events()
-    torch.manual_seed(11)
-    result = call()
-    assert torch.equal(result, expected)
-    return result
 
 
 # -- rearranged and moved caches -----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[to
 import kvobs
 from kvobs import model as events
 from tests.contract import tiny
-from tests.contract.tiny import chat
+from tests.contract.tiny import chat, same
 
 pytestmark = pytest.mark.torch
 
@@ -33,19 +32,6 @@ class Tokens:
         backend = tokenizers.Tokenizer(words)
         backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", padding_side="left")
-
-
-def same(watch: Any, call: Callable[[], Any]) -> Any:
-    """The result of a seeded call, after proving that it is the same without kvobs."""
-    watch.bus.active = False
-    torch.manual_seed(11)
-    expected = call()
-    watch.bus.active = True
-    watch.events()
-    torch.manual_seed(11)
-    result = call()
-    assert torch.equal(result, expected)
-    return result
 
 
 # -- generate ------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from opentelemetry import baggage, context, trace
 import kvobs
 from kvobs import model as events
 from tests.contract import tiny
+from tests.contract.tiny import named
 
 pytestmark = pytest.mark.torch
 
@@ -27,10 +28,6 @@ def llama() -> Any:
 @pytest.fixture
 def traced(watching: Callable[..., Any], tracer: Any) -> Any:
     return watching(tracer)
-
-
-def named(spans: Any, name: str) -> list[Any]:
-    return [span for span in spans.get_finished_spans() if span.name == name]
 
 
 # -- sessions -------------------------------------------------------------------------------------------

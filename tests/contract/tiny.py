@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -98,3 +99,20 @@ def chat(model: Any, cache: Any, length: int, new: int, seed: int = 1, **more: A
         logits = output[0]
         ids = logits[:, -1:].argmax(-1)
     return ids
+
+
+def same(watch: Any, call: Callable[[], Any]) -> Any:
+    """The result of a seeded call, after proving that it is the same without kvobs."""
+    watch.bus.active = False
+    torch.manual_seed(11)
+    expected = call()
+    watch.bus.active = True
+    watch.events()
+    torch.manual_seed(11)
+    result = call()
+    assert torch.equal(result, expected)
+    return result
+
+
+def named(spans: Any, name: str) -> list[Any]:
+    return [span for span in spans.get_finished_spans() if span.name == name]
