@@ -17,13 +17,16 @@ class Bus:
     """Many producers, one consumer. ``active`` is the one attribute that hooks test when kvobs is off.
 
     ``wake`` is set where nobody drains yet (a forked child that has published nothing): it is told of events until
-    it takes itself away.
+    it takes itself away. ``deep`` says whether deep sampling may run now. ``pause`` and ``resume`` are the overhead
+    guard's: while paused nothing is observed, and what spans a pause (``epoch`` differs) must not be told as whole.
     """
 
-    __slots__ = ("_dropped_taken", "_drops", "_limit", "_queue", "active", "wake")
+    __slots__ = ("_dropped_taken", "_drops", "_limit", "_queue", "active", "deep", "epoch", "wake")
 
     def __init__(self, limit: int) -> None:
         self.active = True
+        self.deep = False
+        self.epoch = 0
         self.wake: Callable[[Event], None] | None = None
         self._limit = limit
         self._queue: deque[Event] = deque()
@@ -40,6 +43,15 @@ class Bus:
             self._queue.append(event)
         else:
             next(self._drops)
+
+    def pause(self) -> None:
+        """Let everything pass through unobserved."""
+        self.active = False
+        self.epoch += 1
+
+    def resume(self) -> None:
+        """Observe again; sources compare ``epoch`` and take a new baseline of what changed meanwhile."""
+        self.active = True
 
     def drain(self) -> Iterator[Event]:
         """Events queued so far, oldest first (those that arrive meanwhile wait for the next drain)."""

@@ -42,6 +42,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     session_key: bytes = b""
     record_prompts: bool = False
     max_series: int = 64
+    deep: bool = False
+    overhead_percent: float = 5.0
+    jaeger_url: str = ""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -70,6 +73,20 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def _percent(text: str) -> float:
+    value = float(text.strip().removesuffix("%"))
+    if not 0.1 <= value <= 100:  # NaN is refused too
+        raise ValueError
+    return value
+
+
+def _web_address(text: str) -> str:
+    word = text.strip().rstrip("/")
+    if not re.fullmatch(r"https?://[^\s/?#\"'<>]+(/[^\s?#\"'<>]*)?", word):
+        raise ValueError
+    return word
 
 
 _SIZE_UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4}
@@ -151,6 +168,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("record_prompts", _boolean, "true or false", "put prompt and reply token ids on spans"),
     Setting("max_series", _whole(1, 10_000), "a whole number from 1 to 10000",
             "bound on attribute sets per metric; more fold into 'other' and are counted"),
+    Setting("deep", _boolean, "true or false",
+            "also sample attention, layers and cache updates, in as many decode steps as the overhead allows"),
+    Setting("overhead_percent", _percent, "a number from 0.1 to 100",
+            "share of the engine's time that kvobs may take; beyond it, it samples less and then passes through"),
+    Setting("jaeger_url", _web_address, "an http:// or https:// address",
+            "where the live view's links to traces lead"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 

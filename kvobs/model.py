@@ -179,6 +179,77 @@ class HookFailed(msgspec.Struct, frozen=True, gc=False):
     error: str
 
 
+class Attention(msgspec.Struct, frozen=True, gc=False):
+    """One sampled decode step, over all layers of one kind (``full`` or ``sliding``) and all rows of the batch.
+
+    One of ``every`` steps is sampled now. ``queries`` counts query heads over rows and layers; ``local_sum`` and
+    ``chance_sum`` add up, over them, the share of attention mass near the query and what uniform attention would
+    give (S7; attention sinks left out; queries that see nothing but sinks count in none of the three).
+    ``entries`` are K/V pairs in view (KV heads x tokens x layers) and ``alive`` those whose key has a cosine
+    above 0.15 with a query head that reads it (S4). ``blocks`` are 16-token blocks per row and layer, ``pending``
+    those that are Pending Evict, ``to_pending`` and ``to_active`` the transitions of this step.
+    """
+
+    t_ns: int
+    hook_ns: int
+    origin: Origin
+    cache_id: int
+    session: str
+    turn: int
+    layers: str
+    every: int
+    tokens: int
+    queries: int
+    local_sum: float
+    chance_sum: float
+    entries: int
+    alive: int
+    blocks: int
+    pending: int
+    to_pending: int
+    to_active: int
+    reclaimable_bytes: int
+
+
+class CacheUpdates(msgspec.Struct, frozen=True, gc=False):
+    """How long ``Cache.update`` took in one sampled pass: one duration per layer of a kind, host time."""
+
+    t_ns: int
+    origin: Origin
+    cache_id: int
+    layers: str
+    durations_ns: tuple[int, ...]
+
+
+class Poll(msgspec.Struct, frozen=True, gc=False):
+    """What a polled source read at one instant: (metric of the catalog, its attributes, value).
+
+    A gauge that the source's next poll does not name is absent from then on; a counter's value is the count since
+    its own beginning (the process's, the device's), not a difference.
+    """
+
+    t_ns: int
+    source: str
+    duration_ns: int
+    readings: tuple[tuple[str, tuple[str, ...], float], ...]
+
+
+class FlightRecord(msgspec.Struct, frozen=True, gc=False):
+    """What was known when memory ran out. ``windows`` (added by the runtime) and ``snapshot`` are JSON, or empty.
+
+    ``windows`` holds the last minute of the window and usage metrics, one entry per second; ``snapshot`` a bounded
+    summary of the allocator's segments and blocks, without traces.
+    """
+
+    t_ns: int
+    reason: str
+    device: str
+    requested_bytes: int | None
+    message: str
+    windows: str
+    snapshot: str
+
+
 class Availability(msgspec.Struct, frozen=True, gc=False):
     """Whether something can be observed here; ``reason`` is a whole sentence when it cannot."""
 
@@ -189,7 +260,7 @@ class Availability(msgspec.Struct, frozen=True, gc=False):
 
 Event = (
     Step | Migration | Rewrite | Resized | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory
-    | HookFailed | Availability
+    | HookFailed | Attention | CacheUpdates | Poll | FlightRecord | Availability
 )
 Emit = Callable[[Event], None]
 
