@@ -39,6 +39,15 @@ def blocks(**fields: Any) -> model.Blocks:
     return model.Blocks(**values | fields)
 
 
+def attention(**fields: Any) -> model.Attention:
+    values: dict[str, Any] = {
+        "t_ns": 1_000, "hook_ns": 4_000_000, "origin": ORIGIN, "cache_id": 1, "session": "anna", "turn": 2,
+        "layers": "full", "every": 3, "tokens": 100, "queries": 12, "local_sum": 9.5, "chance_sum": 7.25,
+        "entries": 600, "alive": 450, "blocks": 21, "pending": 6, "to_pending": 2, "to_active": 1,
+        "reclaimable_bytes": 12_288}
+    return model.Attention(**values | fields)
+
+
 EXAMPLES: tuple[model.Event, ...] = (
     step(by_device=(("cpu", 600, 700, 100), ("meta", 400, 500, 100))),
     model.Migration(5, ORIGIN, 1, "cpu", "meta", 2, 64, 1_500),
@@ -51,5 +60,9 @@ EXAMPLES: tuple[model.Event, ...] = (
     model.AllocatorState(8, "cuda:0", 2_000_000, 1_500_000, 400_000),
     model.OutOfMemory(9, ORIGIN, "anna", "out of memory"),
     model.HookFailed(10, "transformers", "Cache.update", "ValueError: no"),
+    attention(),
+    model.CacheUpdates(11, ORIGIN, 1, "full", (20_000, 30_000)),
+    model.Poll(12, "host", 900_000, (("process.memory.usage", (), 4096.0), ("process.paging.faults", ("minor",), 7.0))),
+    model.FlightRecord(13, "out_of_memory", "cuda:0", 512, "CUDA out of memory", "[]", "{}"),
     model.Availability("cuda", False, "There is no CUDA device."),
 )

@@ -59,6 +59,8 @@ class Batch:
                 self.dropped += 1
             elif isinstance(event, model.Availability):
                 self._fact(event)
+            elif isinstance(event, _AS_POINTS):
+                pass
             else:
                 _ADDERS[type(event)](self, event)
                 self.records += 1
@@ -111,7 +113,7 @@ class Batch:
     def _merge(self, table: str, row: Row) -> None:
         merged = self._merged.setdefault(table, {})
         weights = self._weights.setdefault(table, {})
-        key = row[:2]
+        key = row[:len(TABLES[table].key)]
         known = merged.get(key)
         if known is None:
             merged[key], weights[key] = list(row), 1
@@ -133,8 +135,11 @@ class Batch:
         return name
 
 
-_RULES = {name: tuple((index, rule) for index, rule in enumerate(merge_rules(TABLES[name])) if index > 1)
-          for name in ("steps", "blocks", "allocators")}
+_RULES = {name: tuple((index, rule) for index, rule in enumerate(merge_rules(TABLES[name]))
+                      if index >= len(TABLES[name].key))
+          for name in ("steps", "blocks", "allocators", "attention")}
+# Kept as the points of their metrics only.
+_AS_POINTS = (model.CacheUpdates, model.Poll)
 
 _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.Step: lambda batch, event: batch._merge("steps", _rows.step_row(event, batch._wall)),
@@ -143,6 +148,8 @@ _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.Blocks: lambda batch, event: batch._merge("blocks", _rows.blocks_row(event, batch._wall)),
     model.Allocation: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),
     model.AllocatorState: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),
+    model.Attention: lambda batch, event: batch._merge("attention", _rows.attention_row(event, batch._wall)),
+    model.FlightRecord: lambda batch, event: batch._append("flights", _rows.flight_row(event, batch._wall)),
     model.Turn: lambda batch, event: batch._append("turns", _rows.turn_row(event, batch._wall)),
     model.Migration: lambda batch, event: batch._append("migrations", _rows.migration_row(event, batch._wall)),
     model.OutOfMemory: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),

@@ -83,6 +83,40 @@ class StepSecond(msgspec.Struct, frozen=True, gc=False):
     bytes_copied: int
 
 
+class AttentionSecond(msgspec.Struct, frozen=True, gc=False):
+    """Sampled decode steps of one cache and kind of layers within one second.
+
+    ``steps`` counts them; ``queries``, ``local_sum``, ``chance_sum``, ``entries``, ``alive`` and the transitions are
+    sums over them, the rest is the last one's. The fields are those of ``kvobs.model.Attention``.
+    """
+
+    wall_ns: int
+    cache_id: int
+    layers: str
+    t_ns: int
+    source: str
+    model: str
+    cache: str
+    device: str
+    dtype: str
+    session: str
+    turn: int
+    every: int
+    steps: int
+    hook_ns: int
+    tokens: int
+    queries: int
+    local_sum: float
+    chance_sum: float
+    entries: int
+    alive: int
+    blocks: int
+    pending: int
+    to_pending: int
+    to_active: int
+    reclaimable_bytes: int
+
+
 class Point(msgspec.Struct, frozen=True, gc=False):
     """A sample of one series; for a histogram ``value`` is the sum and the rest is present."""
 
@@ -162,7 +196,7 @@ class StoreReader:
         if unknown := [name for name in wanted if name not in allowed]:
             raise StoreError(f"The table {table!r} has no column {unknown[0]!r}; it has {', '.join(allowed)}.")
         where, values = _conditions(spec, since_wall_ns, until_wall_ns, session)
-        stores = self.stores()
+        stores = [store for store in self.stores() if spec.since == 1 or _version(store) >= spec.since]
         width = 1 + len(wanted)  # behind it in each row stands what orders the rows, the time first
         page = max(_PAGE_ROWS // max(len(stores), 1), 200)
         streams = [_pages(store, _process_of(store), spec, wanted, where, values, page) for store in stores]
@@ -200,6 +234,18 @@ class StoreReader:
         return [Stored(row[0], row[1], StepSecond(*row[1:])) for row in self.rows(
             "steps", since_wall_ns=since_wall_ns, until_wall_ns=until_wall_ns)]
 
+    def attention(self, since_wall_ns: int | None = None,
+                  until_wall_ns: int | None = None) -> list[Stored[AttentionSecond]]:
+        """Sampled attention per second, cache and kind of layers; ``wall_ns`` is the second's beginning."""
+        return [Stored(row[0], row[1], AttentionSecond(*row[1:])) for row in self.rows(
+            "attention", since_wall_ns=since_wall_ns, until_wall_ns=until_wall_ns)]
+
+    def flights(self, since_wall_ns: int | None = None,
+                until_wall_ns: int | None = None) -> list[Stored[model.FlightRecord]]:
+        """Flight records in the order of time."""
+        return [Stored(row[0], row[1], _rows.flight_of(row[1:])) for row in self.rows(
+            "flights", since_wall_ns=since_wall_ns, until_wall_ns=until_wall_ns)]
+
     def availability(self) -> list[Stored[model.Availability]]:
         """The latest fact per process and subject; ``wall_ns`` is when it began to hold."""
         latest: dict[tuple[str, str], Stored[model.Availability]] = {}
@@ -236,6 +282,10 @@ def _process_of(store: _space.Store) -> str:
     """The process that wrote a store, also one that was renamed."""
     rows = _fetch_there(store.path, "SELECT process FROM process")
     return str(rows[0][0]) if rows else store.process
+
+
+def _version(store: _space.Store) -> int:
+    return int(next(iter(_fetch_there(store.path, "PRAGMA user_version")), (0,))[0])
 
 
 def _fetch_there(path: Path, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:

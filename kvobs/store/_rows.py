@@ -10,6 +10,7 @@ from kvobs import model
 
 SECOND_NS = 1_000_000_000
 TEXT_LIMIT = 4096  # characters of a free text that are kept: a message or an id must not fill the store
+FLIGHT_LIMIT = 65_536  # characters of a flight record's JSON: a longer one is left out as a whole
 WallClock = Callable[[int], int]
 Row = tuple[Any, ...]
 
@@ -115,3 +116,23 @@ def allocator_row(event: model.Allocation | model.AllocatorState, wall: WallCloc
     if isinstance(event, model.Allocation):
         return (*at, 1, event.bytes, event.latency_ns, event.latency_ns, None, None, None)
     return (*at, 0, 0, 0, 0, event.reserved_bytes, event.allocated_bytes, event.largest_free_bytes)
+
+
+def attention_row(sample: model.Attention, wall: WallClock) -> Row:
+    """A sampled decode step as a row of sums that merges with the others of its second, cache and kind."""
+    return (second(wall(sample.t_ns)), sample.cache_id, sample.layers, sample.t_ns, *origin_row(sample.origin),
+            clip(sample.session), sample.turn, sample.every, 1, sample.hook_ns, sample.tokens, sample.queries,
+            sample.local_sum, sample.chance_sum, sample.entries, sample.alive, sample.blocks, sample.pending,
+            sample.to_pending, sample.to_active, sample.reclaimable_bytes)
+
+
+def flight_row(flight: model.FlightRecord, wall: WallClock) -> Row:
+    """All fields of a flight record."""
+    windows, snapshot = (text if len(text) <= FLIGHT_LIMIT else "" for text in (flight.windows, flight.snapshot))
+    return (wall(flight.t_ns), flight.t_ns, flight.reason, flight.device, flight.requested_bytes,
+            clip(flight.message), windows, snapshot)
+
+
+def flight_of(row: Sequence[Any]) -> model.FlightRecord:
+    """The flight record of a row of the table ``flights``."""
+    return model.FlightRecord(*row[1:8])

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2 brought the tables attention and flights
 APPLICATION_ID = 0x6B764F62  # "kvOb", in the header of every store
 PAGE_BYTES = 4096
 SUFFIX = ".sqlite"
@@ -33,6 +33,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     indexes: tuple[tuple[str, ...], ...] = ()
     timed: bool = True
+    since: int = 1  # the schema version that brought it
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,6 +91,16 @@ TABLES: dict[str, Table] = {table.name: table for table in (
         *_integers("wall_ns"), *_texts("device"),
         *_integers("t_ns", "allocations", "requested_bytes", "latency_ns", "latency_max_ns",
                    "reserved_bytes", "allocated_bytes", "largest_free_bytes"))),
+    # Sampled decode steps summed per second, cache and kind of layers; sizes and states are the last one's.
+    Table(name="attention", since=2, key=("wall_ns", "cache_id", "layers"), columns=(
+        *_integers("wall_ns", "cache_id"), *_texts("layers"), *_integers("t_ns"), *_ORIGIN, *_texts("session"),
+        *_integers("turn", "every", "steps", "hook_ns", "tokens", "queries"), ("local_sum", "REAL"),
+        ("chance_sum", "REAL"), *_integers("entries", "alive", "blocks", "pending", "to_pending", "to_active",
+                                           "reclaimable_bytes"))),
+    # What was known when memory ran out; windows and snapshot are JSON.
+    Table(name="flights", since=2, indexes=(("wall_ns",),), columns=(
+        *_integers("wall_ns", "t_ns"), *_texts("reason", "device"), *_integers("requested_bytes"),
+        *_texts("message", "windows", "snapshot"))),
     Table(name="availability", timed=False, key=("subject",), columns=(
         *_texts("subject"), *_integers("wall_ns", "available"), *_texts("reason"))),
     # A metric with one attribute set, named once; attributes and bounds are JSON.
@@ -103,7 +114,10 @@ TIMED = tuple(table for table in TABLES.values() if table.timed)
 
 Merge = Literal["add", "max", "keep", "new"]
 _ADDED = frozenset({"steps", "prefill_steps", "tokens", "prefill_tokens", "duration_ns", "hook_ns", "reallocations",
-                    "bytes_written", "bytes_copied", "requested_bytes", "latency_ns"})
+                    "bytes_written", "bytes_copied", "requested_bytes", "latency_ns", "queries", "local_sum",
+                    "chance_sum", "entries", "alive", "to_pending", "to_active"})
+# Of these, `tokens` and the like mean the last step's in the table attention.
+_LAST = frozenset({("attention", "tokens")})
 
 
 def merge_rules(table: Table) -> tuple[Merge, ...]:
@@ -115,9 +129,9 @@ def merge_rules(table: Table) -> tuple[Merge, ...]:
 
 
 def _merge_rule(table: str, column: str) -> Merge:
-    if table not in ("steps", "allocators"):
+    if table not in ("steps", "allocators", "attention"):
         return "new"
-    if column in _ADDED or (table, column) == ("allocators", "allocations"):
+    if (column in _ADDED and (table, column) not in _LAST) or (table, column) == ("allocators", "allocations"):
         return "add"
     return "max" if column == "latency_max_ns" else "keep"
 
