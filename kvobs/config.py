@@ -84,6 +84,8 @@ def _percent(text: str) -> float:
 
 def _web_address(text: str) -> str:
     word = text.strip().rstrip("/")
+    if word.lower() in ("", "off"):
+        return ""
     if not re.fullmatch(r"https?://[^\s/?#\"'<>]+(/[^\s?#\"'<>]*)?", word):
         raise ValueError
     return word
@@ -172,7 +174,7 @@ SETTINGS: tuple[Setting, ...] = (
             "also sample attention, layers and cache updates, in as many decode steps as the overhead allows"),
     Setting("overhead_percent", _percent, "a number from 0.1 to 100",
             "share of the engine's time that kvobs may take; beyond it, it samples less and then passes through"),
-    Setting("jaeger_url", _web_address, "an http:// or https:// address",
+    Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

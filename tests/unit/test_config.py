@@ -26,6 +26,10 @@ ACCEPTED: dict[str, list[tuple[str, object]]] = {
     "session_key": [("secret", b"secret"), ("ключ", "ключ".encode()), ("", b""), ("\udcff", b"\xff")],
     "record_prompts": [("true", True), ("off", False)],
     "max_series": [("1", 1), ("10000", 10_000)],
+    "deep": [("on", True), ("0", False)],
+    "overhead_percent": [("0.1", 0.1), ("100", 100.0), ("2.5%", 2.5), (" 7 ", 7.0)],
+    "jaeger_url": [("off", ""), ("http://jaeger:16686/", "http://jaeger:16686"),
+                   ("https://x.example/jaeger", "https://x.example/jaeger")],
 }
 REFUSED: dict[str, list[str]] = {
     "enabled": ["2", "maybe", "tru"],
@@ -39,6 +43,10 @@ REFUSED: dict[str, list[str]] = {
     "session_key": ["\ud800"],
     "record_prompts": ["all", "2"],
     "max_series": ["0", "10001", "ten"],
+    "deep": ["deep", "2"],
+    "overhead_percent": ["0", "0.09", "101", "nan", "inf", "-1", "five"],
+    "jaeger_url": ["jaeger:16686", "ftp://x", "http://", "http://a b", 'http://x"onclick=', "javascript:alert(1)",
+                   "http://x/?q=1"],
 }
 CASES = [(name, text, value) for name, pairs in ACCEPTED.items() for text, value in pairs]
 BAD = [(name, text) for name, texts in REFUSED.items() for text in texts]

@@ -99,7 +99,7 @@ def every_row(value: float = 1.5) -> Metrics:
         else:
             histogram = Histogram(row.buckets)
             histogram.observe(row.buckets[1], Exemplar("ab" * 16, "cd" * 8, row.buckets[1], 1_700_000_000.25))
-            metrics._points[row.name][attributes] = histogram
+            metrics._table.points[row.name][attributes] = histogram
     return metrics
 
 
@@ -120,7 +120,7 @@ def test_exemplar_stands_at_its_bucket_in_openmetrics_only() -> None:
     metrics = Metrics()
     histogram = Histogram((0.001, 0.012))
     histogram.observe(0.0078125, Exemplar("0123456789abcdef" * 2, "0123456789abcdef", 0.0078125, 1_700_000_000.25))
-    metrics._points["kvobs.alloc.latency"][("cuda:0",)] = histogram
+    metrics._table.points["kvobs.alloc.latency"][("cuda:0",)] = histogram
     assert EXEMPLAR_LINE in encode(registry_of(metrics).collect(), openmetrics=True).decode().splitlines()
     assert "trace_id" not in encode(registry_of(metrics).collect(), openmetrics=False).decode()
 

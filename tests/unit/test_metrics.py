@@ -233,10 +233,10 @@ def test_emptied_windows_make_room() -> None:
     """Windows are bounded; one that cannot be kept is counted, one that emptied frees its place."""
     many = [step(t_ns=1, origin=origin(f"m{number}")) for number in range(5)]
     metrics = fold(*many, now_ns=1, max_series=1)
-    assert len(metrics._windows) == 4
+    assert len(metrics._windows.windows) == 4
     assert points(metrics, "kvobs.self.series.overflow")["kvobs.window.step.mean",] >= 1
     metrics.refresh(10**12)
-    assert len(metrics._windows) == 0
+    assert len(metrics._windows.windows) == 0
 
 
 def test_errors_and_failures() -> None:

@@ -26,7 +26,7 @@ def test_events_are_immutable_and_invisible_to_the_garbage_collector(event: mode
 def test_every_event_type_has_an_example_and_a_fold() -> None:
     """The union, the fold and these tests know the same types: a new event cannot be forgotten in one of them."""
     assert {type(event) for event in EXAMPLES} == set(EVENTS)
-    assert set(metrics._FOLDERS) == set(EVENTS)
+    assert set(metrics.FOLDERS) == set(EVENTS)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)

@@ -235,8 +235,8 @@ def test_the_bound_is_kept_at_every_instant_as_the_kernel_sees_it(tmp_path: Path
                                                                  caplog: pytest.LogCaptureFixture) -> None:
     """On a file system as big as the bound, no write of two sharing writers ever meets a full disk."""
     disk = tmp_path / "disk"
-    with small_disk(disk, f"{2 * 1024 + 64}k"), caplog.at_level(logging.WARNING, "kvobs"):
-        writers = [StoreWriter(disk, 2 * 1024**2, name, clock=clock, wall=lambda: 10**18) for name in "ab"]
+    with small_disk(disk, f"{3 * 1024 + 64}k"), caplog.at_level(logging.WARNING, "kvobs"):
+        writers = [StoreWriter(disk, 3 * 1024**2, name, clock=clock, wall=lambda: 10**18) for name in "ab"]
         for number in range(150):
             clock.second()
             for writer in writers[:1 if number < 50 else 2]:

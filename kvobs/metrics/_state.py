@@ -1,0 +1,223 @@
+"""Fold events into metric state; read the state as points. Pure: time comes in as a value.
+
+One drain thread folds; exporters read copies under a short lock. Gauges are recomputed from what is alive,
+so a value that nobody reports any more disappears instead of going stale.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvobs import model
+from kvobs.catalog import Row
+from kvobs.metrics._alive import SECOND, Allocators, Caches, Windows
+from kvobs.metrics._points import Attributes, Observation, PointTable, Value
+
+
+class Metrics:
+    """All metric state of a process."""
+
+    def __init__(self, *, window_ms: int = 64, max_series: int = 64,
+                 wall: Callable[[], float] = time.time, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._table = PointTable(max_series, wall)
+        self._caches, self._allocators = Caches(), Allocators()
+        self._windows = Windows(window_ms * 1_000_000, 4 * max_series)
+        self._window_ns = 0
+        self._paused = False
+
+    # -- writing (drain thread) ------------------------------------------------------------------------
+
+    def fold(self, events: Iterable[model.Event]) -> int:
+        """Take events into the state; returns how many. Unknown record types are a bug and raise."""
+        count = 0
+        started = self._clock()
+        with self._lock:
+            self._window_ns = 0
+            for event in events:
+                FOLDERS[type(event)](self, event)
+                count += 1
+            if count:
+                self._table.add("kvobs.self.events", (), count)
+                self._table.add("kvobs.self.fold.duration", (), (self._clock() - started) / SECOND)
+                self._table.add("kvobs.self.window.duration", (), self._window_ns / SECOND)
+        return count
+
+    def refresh(self, now_ns: int) -> None:
+        """Recompute gauges as of ``now_ns``; windows that emptied and sources that fell silent lose their points."""
+        with self._lock:
+            self._caches.refresh(self._table, paused=self._paused)
+            self._allocators.refresh(self._table, now_ns)
+            started = self._clock()
+            self._windows.refresh(self._table, now_ns)
+            self._table.add("kvobs.self.window.duration", (), (self._clock() - started) / SECOND)
+
+    def count(self, name: str, attributes: Attributes, amount: float) -> None:
+        """Add to a counter from outside the event stream (drops, failures)."""
+        if amount:
+            with self._lock:
+                self._table.add(name, attributes, amount)
+
+    def begin(self, name: str, *attributes: Attributes) -> None:
+        """Show counters at 0 whose attribute sets are known beforehand: an alert must see the first count rise."""
+        with self._lock:
+            for key in attributes:
+                self._table.points[name].setdefault(key, 0)
+
+    def set(self, name: str, attributes: Attributes, value: float | None) -> None:
+        """Set a gauge from outside the event stream; None removes it."""
+        with self._lock:
+            if value is None:
+                self._table.points[name].pop(attributes, None)
+            else:
+                self._table.put(name, attributes, value)
+
+    def pause(self, paused: bool) -> None:
+        """While observation is paused no cache has sizes: the last ones would go stale unseen."""
+        with self._lock:
+            self._paused = paused
+            if paused:
+                self._caches.hide()
+
+    def take_observations(self) -> list[Observation]:
+        """Histogram observations since the last call."""
+        with self._lock:
+            pending, self._table.pending = self._table.pending, []
+        return pending
+
+    # -- reading (any thread) --------------------------------------------------------------------------
+
+    def collect(self) -> list[tuple[Row, dict[Attributes, Value]]]:
+        """Every row that has points, with copies of its values."""
+        with self._lock:
+            return self._table.copies()
+
+    def engine_time(self) -> tuple[float, float]:
+        """Seconds since the beginning that the hooks took, and that forward passes took without them."""
+        with self._lock:
+            return self._table.total("kvobs.self.hook.duration"), self._table.total("kvobs.step.duration")
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _window(self, kind: str, attributes: Attributes, t_ns: int, value: int) -> None:
+        started = self._clock()
+        self._windows.push(kind, attributes, t_ns, value, self._table)
+        self._window_ns += self._clock() - started
+
+    def _fold_step(self, step: model.Step) -> None:
+        origin, table = step.origin, self._table
+        who = (origin.model, origin.device, origin.cache)
+        phase = "prefill" if step.prefill else "decode"
+        self._caches.sizes(step)
+        table.add("kvobs.kv.reallocations", (*who, phase), step.reallocations)
+        table.add("kvobs.kv.written", who, step.bytes_written)
+        table.add("kvobs.kv.copied", who, step.bytes_copied)
+        table.add("kvobs.step.tokens", (origin.model, origin.device, phase), step.tokens)
+        table.add("kvobs.self.hook.duration", (origin.source,), step.hook_ns / SECOND)
+        table.observe("kvobs.step.duration", (origin.model, origin.device, phase), step.duration_ns / SECOND)
+        self._window("step", (origin.model, origin.device), step.t_ns, step.duration_ns)
+
+    def _fold_resized(self, sizes: model.Resized) -> None:
+        self._caches.sizes(sizes)
+
+    def _fold_rewrite(self, rewrite: model.Rewrite) -> None:
+        who = (rewrite.origin.model, rewrite.origin.device, rewrite.origin.cache)
+        self._table.add("kvobs.kv.reallocations", (*who, "rewrite"), rewrite.reallocations)
+        self._table.add("kvobs.kv.copied", who, rewrite.bytes_copied)
+
+    def _fold_migration(self, move: model.Migration) -> None:
+        pair = (move.src, move.dst)
+        self._table.add("kvobs.migration.io", pair, move.bytes)
+        self._table.add("kvobs.migration.operations", pair, move.buffers)
+        if move.duration_ns is not None:
+            self._table.observe("kvobs.migration.duration", pair, move.duration_ns / SECOND)
+
+    def _fold_gone(self, gone: model.CacheGone) -> None:
+        self._caches.gone(gone.cache_id)
+
+    def _fold_blocks(self, pool: model.Blocks) -> None:
+        before = self._caches.pool(pool)
+        who = (pool.origin.model, pool.origin.device, pool.origin.cache)
+        for name, field in (("kvobs.kv.block.allocations", "allocations"), ("kvobs.kv.block.failures", "failures"),
+                            ("kvobs.kv.preemptions", "preemptions")):
+            self._table.add(name, who, getattr(pool, field) - (getattr(before, field) if before else 0))
+
+    def _fold_turn(self, turn: model.Turn) -> None:
+        name, table = turn.origin.model, self._table
+        table.add("kvobs.turns", (name, turn.outcome), 1)
+        table.add("kvobs.self.hook.duration", (turn.origin.source,), turn.hook_ns / SECOND)
+        who = ("text_completion", turn.origin.source, name)
+        table.observe("gen_ai.server.request.duration", who, (turn.t_ns - turn.start_ns) / SECOND, turn)
+        if turn.ttft_ns is not None:
+            table.observe("gen_ai.server.time_to_first_token", who, turn.ttft_ns / SECOND, turn)
+        if turn.tpot_ns is not None:
+            table.observe("gen_ai.server.time_per_output_token", who, turn.tpot_ns / SECOND, turn)
+        table.observe("gen_ai.client.token.usage", (*who, "input"), turn.prompt_tokens, turn)
+        table.observe("gen_ai.client.token.usage", (*who, "output"), turn.new_tokens, turn)
+
+    def _fold_attention(self, sample: model.Attention) -> None:
+        who, table = (sample.origin.model, sample.origin.device, sample.layers), self._table
+        self._caches.attended(sample)
+        table.add("kvobs.attention.queries", who, sample.queries)
+        table.add("kvobs.attention.local", who, sample.local_sum)
+        table.add("kvobs.attention.chance", who, sample.chance_sum)
+        table.add("kvobs.attention.entries", (*who, "alive"), sample.alive)
+        table.add("kvobs.attention.entries", (*who, "dead"), sample.entries - sample.alive)
+        table.add("kvobs.attention.transitions", (*who, "pending"), sample.to_pending)
+        table.add("kvobs.attention.transitions", (*who, "active"), sample.to_active)
+
+    def _fold_updates(self, updates: model.CacheUpdates) -> None:
+        who = (updates.origin.model, updates.origin.device, updates.layers)
+        for duration in updates.durations_ns:
+            self._table.observe("kvobs.kv.update.duration", who, duration / SECOND)
+
+    def _fold_allocation(self, allocation: model.Allocation) -> None:
+        self._table.observe("kvobs.alloc.latency", (allocation.device,), allocation.latency_ns / SECOND)
+        self._window("allocation", (allocation.device,), allocation.t_ns, allocation.latency_ns)
+
+    def _fold_allocator(self, state: model.AllocatorState) -> None:
+        self._allocators.state(state)
+        self._windows.push_state(state, self._table)
+
+    def _fold_poll(self, poll: model.Poll) -> None:
+        self._allocators.poll(poll, self._table)
+        self._table.add("kvobs.self.poll.duration", (poll.source,), poll.duration_ns / SECOND)
+
+    def _fold_oom(self, oom: model.OutOfMemory) -> None:
+        self._table.add("kvobs.out_of_memory", (oom.origin.model if oom.origin else "unknown",), 1)
+
+    def _fold_flight(self, flight: model.FlightRecord) -> None:
+        self._table.add("kvobs.flight.records", (flight.reason,), 1)
+
+    def _fold_failure(self, failure: model.HookFailed) -> None:
+        self._table.add("kvobs.self.hook.failures", (failure.source,), 1)
+
+    def _fold_availability(self, fact: model.Availability) -> None:
+        points = self._table.points["kvobs.availability"]
+        for key in [key for key in points if key[0] == fact.subject]:
+            del points[key]
+        self._table.put("kvobs.availability", (fact.subject, fact.reason), int(fact.available))
+
+
+FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
+    model.Step: Metrics._fold_step,
+    model.Migration: Metrics._fold_migration,
+    model.Rewrite: Metrics._fold_rewrite,
+    model.Resized: Metrics._fold_resized,
+    model.CacheGone: Metrics._fold_gone,
+    model.Blocks: Metrics._fold_blocks,
+    model.Turn: Metrics._fold_turn,
+    model.Attention: Metrics._fold_attention,
+    model.CacheUpdates: Metrics._fold_updates,
+    model.Allocation: Metrics._fold_allocation,
+    model.AllocatorState: Metrics._fold_allocator,
+    model.Poll: Metrics._fold_poll,
+    model.OutOfMemory: Metrics._fold_oom,
+    model.FlightRecord: Metrics._fold_flight,
+    model.HookFailed: Metrics._fold_failure,
+    model.Availability: Metrics._fold_availability,
+}
