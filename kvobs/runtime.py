@@ -19,6 +19,8 @@ from kvobs import config as configuration
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.exporters import OtelExporter, PrometheusExporter
+from kvobs.flight import FlightRecorder
+from kvobs.guard import OBSERVING, PASSING, Guard
 from kvobs.metrics import Metrics
 from kvobs.model import Availability, CacheGone, Event, Source
 from kvobs.sources import Wiring, factories
@@ -53,6 +55,9 @@ class Runtime:
         self.process_id = uuid.uuid4().hex
         self.metrics = Metrics(window_ms=self.config.window_ms, max_series=self.config.max_series)
         self.metrics.begin("kvobs.self.events.dropped", ("queue",), ("store",), ("otlp",))
+        self.metrics.begin("kvobs.self.paused", ())
+        self.guard = Guard(self.config.overhead_percent / 100, deep=self.config.deep)
+        self.flight = FlightRecorder()
         self.otel = OtelExporter(self.config, self.metrics, self.process_id)
         self.prometheus: PrometheusExporter | None = None
         self.store: StoreWriter | None = None
@@ -61,6 +66,7 @@ class Runtime:
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
         self._sampled_ns = -SAMPLE_NS
+        self._guarded_ns: int | None = None
         self._thread: threading.Thread | None = None
 
     # -- life ------------------------------------------------------------------------------------------
@@ -71,7 +77,7 @@ class Runtime:
             if self._running or not self.config.enabled:
                 return
             self._running = True
-            self.bus.active = True
+            self.bus.active, self.bus.deep = True, self.config.deep
             wiring = Wiring(self.config, self.bus, self.otel_tracer)
             self.sources = list(self._given_sources) if self._given_sources is not None else [
                 factory(wiring) for factory in factories()]
@@ -123,6 +129,7 @@ class Runtime:
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(timeout=STOP_S)
             drained = self.tick(sample=True)
+            self.bus.active = False  # the guard may just have resumed
             self._guarded("otlp", self.otel.stop)
             if self.prometheus is not None:
                 self._guarded("prometheus", self.prometheus.stop)
@@ -159,7 +166,9 @@ class Runtime:
             _log.warning("kvobs: the drain thread is stuck, so what it holds is lost; the process is not affected.")
             return False
         try:
+            began = time.thread_time()
             self._guarded("tick", self._tick, sample)
+            self.metrics.count("kvobs.self.drain.duration", (), time.thread_time() - began)
         finally:
             self._tick_lock.release()
         return True
@@ -174,13 +183,35 @@ class Runtime:
             for source in self.sources:
                 self._guarded(f"sample {source.name}", lambda s=source: events.extend(s.sample(now)))
                 self._guarded(f"availability {source.name}", lambda s=source: events.extend(s.availability()))
+        events = self.flight.complete(events)
         self.metrics.fold(events)
         self.metrics.count("kvobs.self.events.dropped", ("queue",), self.bus.take_dropped())
         if due:
+            if self._running:
+                self._keep_budget(now, events)
             self.metrics.refresh(now)
+            self.flight.note(now, self.metrics.collect())
         self._guarded("otlp", self.otel.tick, self.metrics.take_observations())
         if self.store is not None:
             self._guarded("store", self._keep, events, due)
+
+    def _keep_budget(self, now: int, events: list[Event]) -> None:
+        """Ask the guard how much may be observed from now on, and say so."""
+        before, level = self.guard.level, self.guard.observe(now, *self.metrics.engine_time())
+        if before == PASSING and self._guarded_ns is not None:
+            self.metrics.count("kvobs.self.paused", (), (now - self._guarded_ns) / SAMPLE_NS)
+        self._guarded_ns = now
+        self.bus.deep = self.config.deep and level == OBSERVING
+        if level != before and PASSING in (level, before):
+            (self.bus.pause if level == PASSING else self.bus.resume)()
+            self.metrics.pause(level == PASSING)
+        if level != before:
+            _log.warning("kvobs: %s", self.guard.reason or "Everything that is configured is observed again.")
+        self.metrics.set("kvobs.self.overhead", (), self.guard.overhead)
+        self.metrics.set("kvobs.self.throttle", (), level)
+        fact = Availability("overhead", level == OBSERVING, self.guard.reason)
+        self.metrics.fold([fact])
+        events.append(fact)
 
     def _keep(self, events: list[Event], due: bool) -> None:
         assert self.store is not None
@@ -215,6 +246,8 @@ class Runtime:
             if renew is not None:
                 self._guarded(f"fork {source.name}", renew)
         self._open()
+        self.bus.resume()  # what the parent's guard had decided is the parent's
+        self.bus.deep = self.config.deep
         self.bus.wake = self._first_event_in_child
 
     def _first_event_in_child(self, event: Event) -> None:
