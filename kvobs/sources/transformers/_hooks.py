@@ -9,21 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from kvobs.bus import Bus
-from kvobs.model import CacheGone, Migration, Origin, OutOfMemory, Resized, Rewrite, Step
+from kvobs.model import Migration, OutOfMemory, Step
 from kvobs.sources._patch import Patches
-from kvobs.sources.transformers._caches import SOURCE, CacheRecord, CacheRegistry
+from kvobs.sources.transformers._between import Between
+from kvobs.sources.transformers._caches import CacheRecord, CacheRegistry
 from kvobs.sources.transformers._calls import Call, cache_in, cache_out, describe, model_name, query_shape
 from kvobs.sources.transformers._layers import layers_of, measurable
+from kvobs.sources.transformers._local import Local
 from kvobs.sources.transformers._sweep import Delta
 from kvobs.sources.transformers._turns import LiveTurn, Turns, outcome_of
 
 Function = Callable[..., Any]
 IDLE_NS = 5_000_000_000
-
-
-class _Local(threading.local):
-    busy = False
-    turn: LiveTurn | None = None
 
 
 class Hooks:
@@ -35,7 +32,8 @@ class Hooks:
         self._is_compiling, self._is_tracing = is_compiling, is_tracing
         self._broken = False
         self._record_prompts = record_prompts
-        self._local = _Local()
+        self._local = Local()
+        self.between = Between(bus, patches, caches, self._local, is_compiling)
 
     # -- forward passes --------------------------------------------------------------------------------
 
@@ -93,7 +91,7 @@ class Hooks:
         except BaseException as error:
             if local.turn is None:
                 self._failed_outside(error, cache)
-            self._resweep(cache)
+            self.between.resweep(cache)
             raise
         finally:
             after = time.monotonic_ns()
@@ -132,7 +130,7 @@ class Hooks:
         try:
             delta = record.sweep.step(layers, length)
         except (RuntimeError, NotImplementedError):
-            self._lose_sight(record)  # tensors without memory of their own, as inside torch.func transforms
+            self.between.lose_sight(record)  # tensors without memory of their own, as inside torch.func transforms
             if turn is not None:
                 turn.took_without_cache(after)
             return
@@ -203,26 +201,12 @@ class Hooks:
                 record.bare = None
             self.close_bare(turn)
 
-    def _resweep(self, cache: Any) -> None:
-        """A pass failed half way: what its cache holds now is told all the same."""
-        record = self._caches.find(cache) if cache is not None else None
-        if record is not None and not record.blind:
-            try:
-                self._rewritten(record, lengths=True)
-            except Exception:
-                self._lose_sight(record)  # its device may be lost
-
     def after_fork_in_child(self) -> None:
         """Open turns are the parent's to tell; locks that its threads may have held are made anew."""
         self._local.turn = None
         for record in self._caches.records():
             record.lock, record.bare = threading.Lock(), None
         self._caches.gone.clear()
-
-    def _lose_sight(self, record: CacheRecord) -> None:
-        """A cache cannot be measured any more: its last sizes are taken back rather than left to go stale."""
-        record.blind = True
-        self._bus.publish(CacheGone(time.monotonic_ns(), record.id))
 
     def _failed_outside(self, error: BaseException, cache: Any) -> None:
         # A paged cache has no layers: continuous batching tells of its failures itself.
@@ -292,99 +276,6 @@ class Hooks:
         self._turns.close(turn, new_per_row=new_per_row, new_tokens=new_tokens, prompt_tokens=prompt_tokens,
                           cached_tokens=cached_tokens, end_ns=end_ns, error=failure, attributes=attributes,
                           outer=outer)
-
-    # -- between passes --------------------------------------------------------------------------------
-
-    def rewriting(self, name: str) -> Callable[[Function], Function]:
-        """Around a ``Cache`` method that rearranges buffers between passes."""
-
-        def make(original: Function) -> Function:
-            bus, caches, is_compiling, hooks = self._bus, self._caches, self._is_compiling, self
-
-            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(self, *args, **kwargs)
-                if is_compiling() or not bus.active:
-                    return result
-                record = caches.find(self)
-                if record is not None and not record.blind:
-                    try:
-                        hooks._rewritten(record, lengths=name in ("crop", "reset"))
-                    except Exception as error:
-                        hooks._patches.fail(f"Cache.{name}", error)
-                return result
-
-            return method
-
-        return make
-
-    def _rewritten(self, record: CacheRecord, *, lengths: bool) -> None:
-        layers = record.layers()
-        if layers is None:
-            return
-        delta = record.sweep.rewritten(layers, lengths=lengths)
-        turn = self._local.turn or record.bare
-        if turn is not None and record.id in turn.records:
-            turn.rewrote(record, delta)
-        now = time.monotonic_ns()
-        cache = record.ref() if record.ref is not None else None
-        origin = record.origin
-        if origin is None or delta.by_device or delta.moves:
-            origin = record.identify(cache, layers)
-        if delta.reallocations:
-            self._bus.publish(Rewrite(now, origin, record.id, delta.reallocations, delta.copied))
-        self._bus.publish(Resized(now, origin, record.id, delta.held, delta.reserved, delta.largest, delta.by_device))
-        for src, dst, buffers, size in delta.moves:
-            self._bus.publish(Migration(now, origin, record.id, src, dst, buffers, size, None))
-
-    def moving(self, name: str) -> Callable[[Function], Function]:
-        """Around a layer's ``offload`` or ``prefetch``: bytes between devices and the host time of the call."""
-
-        def make(original: Function) -> Function:
-            bus, is_compiling, hooks = self._bus, self._is_compiling, self
-
-            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-                keys = getattr(self, "keys", None)
-                if keys is None or is_compiling() or not bus.active:
-                    return original(self, *args, **kwargs)
-                source, before = keys.device, _addresses(self)
-                began = time.monotonic_ns()
-                result = original(self, *args, **kwargs)
-                ended = time.monotonic_ns()
-                try:
-                    if self.keys.device != source and self.keys.numel():
-                        hooks._moved(self, str(source), before, began, ended)
-                except Exception as error:
-                    hooks._patches.fail(f"CacheLayerMixin.{name}", error)
-                return result
-
-            return method
-
-        return make
-
-    def _moved(self, layer: Any, src: str, before: dict[str, int], began: int, ended: int) -> None:
-        dst = str(layer.keys.device)
-        size = layer.keys.nbytes + layer.values.nbytes
-        found = self._caches.locate(layer)
-        origin = Origin(SOURCE, "unknown", type(layer).__name__, dst, str(layer.keys.dtype).removeprefix("torch."))
-        record_id = 0
-        turn = self._local.turn
-        if found is not None:
-            record, index = found
-            record.sweep.moved(index, layer, before)
-            origin, record_id = record.origin or origin, record.id
-            turn = turn or record.bare
-        if turn is not None:
-            turn.moved(ended, src, dst, 2, size, ended - began)
-        self._bus.publish(Migration(ended, origin, record_id, src, dst, 2, size, ended - began))
-        if found is not None and not self._local.busy:  # within a pass the sweep at its end tells the sizes
-            self._rewritten(record, lengths=False)
-
-
-def _addresses(layer: Any) -> dict[str, int]:
-    try:
-        return {name: getattr(layer, name).untyped_storage().data_ptr() for name in ("keys", "values")}
-    except Exception:  # a stand-in without memory
-        return {}
 
 
 def _current_context() -> Any:

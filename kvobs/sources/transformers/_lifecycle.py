@@ -43,7 +43,7 @@ class LifeCycle:
         Returns:
             Scalars on the device: blocks, pending, to_pending, to_active, bytes of tokens in pending blocks.
         """
-        layers, rows, length = weights.shape
+        length = int(weights.shape[2])
         first, before = divmod(offset, BLOCK_TOKENS)
         after = -(before + length) % BLOCK_TOKENS
         if valid is not None:

@@ -132,10 +132,10 @@ class TransformersSource:
         assert self._patches is not None
         for name in _REWRITES:
             if hasattr(module.Cache, name):
-                self._patches.wrap(module.Cache, name, hooks.rewriting(name))
+                self._patches.wrap(module.Cache, name, hooks.between.rewriting(name))
         for name in ("offload", "prefetch"):
             if hasattr(module.CacheLayerMixin, name):
-                self._patches.wrap(module.CacheLayerMixin, name, hooks.moving(name))
+                self._patches.wrap(module.CacheLayerMixin, name, hooks.between.moving(name))
 
 
 def supported(version: str) -> bool:
