@@ -92,6 +92,40 @@ def open_turn(tracer: Tracer, model: str, wall_start_ns: int, attributes: Mappin
     return OpenTurn(tracer, span, attach=attach)
 
 
+class LayerCall(msgspec.Struct, frozen=True, gc=False):
+    """A layer's attention call in a sampled pass; times are monotonic nanoseconds."""
+
+    layer: int
+    kind: str
+    implementation: str
+    began_ns: int
+    ended_ns: int
+
+
+def layer_spans(tracer: Tracer, turn: Span, shift_ns: int, layers: Sequence[LayerCall],
+                updates_ns: Mapping[int, int]) -> None:
+    """One sampled pass below a turn's span: a span ``sampled step`` with a child per layer's attention call.
+
+    Args:
+        shift_ns: what turns monotonic into Unix nanoseconds.
+        updates_ns: how long ``Cache.update`` took, by layer.
+    """
+    if not turn.is_recording() or not layers:
+        return
+    step = tracer.start_span("sampled step", trace.set_span_in_context(turn), start_time=layers[0].began_ns + shift_ns,
+                             attributes={"kvobs.layers": len(layers)})
+    parent = trace.set_span_in_context(step)
+    for found in layers:
+        attributes: dict[str, AttributeValue] = {
+            "kvobs.layer": found.layer, "kvobs.layer.kind": found.kind,
+            "kvobs.attention.implementation": found.implementation}
+        if found.layer in updates_ns:
+            attributes["kvobs.cache.update_s"] = updates_ns[found.layer] / 1e9
+        tracer.start_span(f"attention layer {found.layer}", parent, start_time=found.began_ns + shift_ns,
+                          attributes=attributes).end(found.ended_ns + shift_ns)
+    step.end(layers[-1].ended_ns + shift_ns)
+
+
 def turn_attributes(turn: Turn) -> dict[str, AttributeValue]:
     """The span attributes of a turn; absent values are left out."""
     found: dict[str, AttributeValue | None] = {

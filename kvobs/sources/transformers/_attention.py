@@ -188,9 +188,10 @@ def _samples(numbers: list[float], known: list[tuple[str, list[int]]]) -> dict[s
         before = found.get(kind)
         if before is not None:
             values = [max(before[0], values[0]), *(a + b for a, b in zip(before[1:], values[1:], strict=True))]
-        found[kind] = Sample(*(value if field.endswith("_sum") else round(value)
-                               for field, value in zip(Sample._fields, values, strict=True)))
-    return found
+        found[kind] = Sample(*values)  # type: ignore[arg-type]
+    return {kind: Sample(*(value if field.endswith("_sum") else round(value)  # type: ignore[arg-type]
+                           for field, value in zip(Sample._fields, sample, strict=True)))
+            for kind, sample in found.items()}
 
 
 def _to_host(numbers: Any) -> tuple[Any, Any]:

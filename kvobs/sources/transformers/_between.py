@@ -64,6 +64,10 @@ class Between:
         layers = record.layers()
         if layers is None:
             return
+        if record.epoch != self._bus.epoch:
+            record.begin_again(layers, self._bus.epoch)
+        if record.deep is not None:
+            record.deep.probe.reset()
         delta = record.sweep.rewritten(layers, lengths=lengths)
         turn = self._local.turn or record.bare
         if turn is not None and record.id in turn.records:

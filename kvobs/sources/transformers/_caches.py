@@ -22,10 +22,13 @@ _ids = itertools.count(1)
 class CacheRecord:
     """What kvobs remembers of one cache. ``ref`` is weak; ``lock`` guards the turn of bare forward calls."""
 
-    __slots__ = ("bare", "blind", "id", "keys", "lock", "model", "named", "origin", "ref", "session", "sweep", "turns")
+    __slots__ = ("bare", "blind", "deep", "epoch", "id", "keys", "lock", "model", "named", "origin", "ref", "session",
+                 "sweep", "turns")
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, epoch: int) -> None:
         self.id = next(_ids)
+        self.epoch = epoch
+        self.deep: Any = None
         self.model = model
         self.session, self.named, self.turns = "", False, 0
         self.sweep = CacheSweep()
@@ -39,6 +42,11 @@ class CacheRecord:
     def belongs(self, session: str, turn: int, *, named: bool) -> None:
         """The session that the cache's next turn continues, and the number of its latest turn."""
         self.session, self.turns, self.named = session, turn, named
+
+    def begin_again(self, layers: list[Any], epoch: int) -> None:
+        """After a pause: what the cache holds now is its baseline, what happened meanwhile is not told."""
+        self.epoch, self.deep, self.sweep = epoch, None, CacheSweep()
+        self.sweep.baseline(layers)
 
     def layers(self) -> list[Any] | None:
         """The cache's layers now, or None when it is gone."""
@@ -81,9 +89,9 @@ class CacheRegistry:
         inner = (getattr(owner, name, None) for name in _INNER)
         return record if owner is cache or any(part is cache for part in inner) else None
 
-    def add(self, cache: Any, model: str, layers: list[Any], *, fresh: bool = False) -> CacheRecord:
+    def add(self, cache: Any, model: str, layers: list[Any], epoch: int = 0, *, fresh: bool = False) -> CacheRecord:
         """Begin to follow a cache; what it holds already is its baseline, unless the pass just made it (``fresh``)."""
-        record = CacheRecord(model)
+        record = CacheRecord(model, epoch)
         record.blind = not measurable(layers)
         inner = [getattr(cache, name, None) for name in _INNER]
         for part in (cache, *inner):

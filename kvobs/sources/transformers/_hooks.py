@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvobs.bus import Bus
 from kvobs.model import Migration, OutOfMemory, Step
@@ -16,8 +16,12 @@ from kvobs.sources.transformers._caches import CacheRecord, CacheRegistry
 from kvobs.sources.transformers._calls import Call, cache_in, cache_out, describe, model_name, query_shape
 from kvobs.sources.transformers._layers import layers_of, measurable
 from kvobs.sources.transformers._local import Local
+from kvobs.sources.transformers._sample import PassSample
 from kvobs.sources.transformers._sweep import Delta
 from kvobs.sources.transformers._turns import LiveTurn, Turns, outcome_of
+
+if TYPE_CHECKING:
+    from kvobs.sources.transformers._deep import Deep
 
 Function = Callable[..., Any]
 IDLE_NS = 5_000_000_000
@@ -27,12 +31,14 @@ class Hooks:
     """Makes the wrappers. ``local`` is per thread: inside a forward pass, and the generate call in progress."""
 
     def __init__(self, bus: Bus, patches: Patches, caches: CacheRegistry, turns: Turns,
-                 is_compiling: Callable[[], bool], is_tracing: Callable[[], bool], record_prompts: bool) -> None:
+                 is_compiling: Callable[[], bool], is_tracing: Callable[[], bool], record_prompts: bool,
+                 deep: Deep | None, local: Local) -> None:
         self._bus, self._patches, self._caches, self._turns = bus, patches, caches, turns
         self._is_compiling, self._is_tracing = is_compiling, is_tracing
         self._broken = False
         self._record_prompts = record_prompts
-        self._local = Local()
+        self._local, self._deep = local, deep
+        self.cut = 0  # turns that are not told because a pause fell into them
         self.between = Between(bus, patches, caches, self._local, is_compiling)
 
     # -- forward passes --------------------------------------------------------------------------------
@@ -61,13 +67,14 @@ class Hooks:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if not bus.active or local.busy:
                     return inner(*args, **kwargs)
-                return observed(model, inner, args, kwargs)
+                return observed(model, inner, args, kwargs, compiled=True)
 
             return call
 
         return get_compiled_call
 
-    def _observed(self, model: Any, run: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _observed(self, model: Any, run: Function, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+                  compiled: bool = False) -> Any:
         if self._broken or self._is_tracing():
             return run(*args, **kwargs)
         local = self._local
@@ -77,10 +84,12 @@ class Hooks:
             cache = cache_in(kwargs, tuple(value for value in args if value is not model))
             if turn is not None and cache is None and model is not turn.owner:
                 turn = None  # an encoder that runs ahead of the first step: part of its time, not a step
-            if cache is not None and self._caches.find(cache) is None:
-                self._follow(cache, model)
+            record = self._followed(cache, model) if cache is not None else None
             if turn is not None:
                 prefill = turn.begins(entered)
+            if (record is not None and self._deep is not None and self._bus.deep
+                    and (turn is not None or local.turn is None)):
+                local.sample = self._deep.begins(record, query_shape(args, kwargs)[1], compiled=compiled)
         except Exception as error:
             self._give_up(error)
             return run(*args, **kwargs)
@@ -96,9 +105,10 @@ class Hooks:
         finally:
             after = time.monotonic_ns()
             local.busy = False
+            sample, local.sample = local.sample, None
         try:
             if turn is not None or local.turn is None:
-                self._after(model, cache, args, kwargs, output, turn, prefill, entered, before, after)
+                self._after(model, cache, args, kwargs, output, turn, prefill, entered, before, after, sample)
         except Exception as error:
             self._give_up(error)
         return output
@@ -109,7 +119,8 @@ class Hooks:
         self._patches.fail("PreTrainedModel.__call__", error)
 
     def _after(self, model: Any, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any,
-               turn: LiveTurn | None, prefill: bool, entered: int, before: int, after: int) -> None:
+               turn: LiveTurn | None, prefill: bool, entered: int, before: int, after: int,
+               sample: PassSample | None) -> None:
         if cache is None:
             cache = cache_out(output)
         layers = None if cache is None else layers_of(cache)
@@ -119,7 +130,7 @@ class Hooks:
             return
         record = self._caches.find(cache)
         if record is None:
-            record = self._caches.add(cache, model_name(model), layers, fresh=True)
+            record = self._caches.add(cache, model_name(model), layers, self._bus.epoch, fresh=True)
         if record.origin is None:
             record.blind = not measurable(layers)
         if record.blind:
@@ -144,15 +155,27 @@ class Hooks:
             prefill = self._bare(record, model, delta, rows, length, before, after)
         for src, dst, buffers, size in delta.moves:
             self._bus.publish(Migration(after, origin, record.id, src, dst, buffers, size, None))
+        inside = sample.spent_ns if sample is not None else 0
+        if sample is not None and self._deep is not None:
+            self._deep.ends(sample, record, origin, turn, after, after - before - inside)
         self._bus.publish(Step(
-            after, after - before, before - entered + time.monotonic_ns() - after, origin, record.id, prefill,
-            rows * length, delta.held, delta.reserved, delta.largest, delta.reallocations, delta.written,
+            after, after - before - inside, before - entered + time.monotonic_ns() - after + inside, origin, record.id,
+            prefill, rows * length, delta.held, delta.reserved, delta.largest, delta.reallocations, delta.written,
             delta.copied, delta.by_device))
 
-    def _follow(self, cache: Any, model: Any) -> None:
+    def _followed(self, cache: Any, model: Any) -> CacheRecord | None:
+        """The cache's record, made or brought up to date after a pause."""
+        record = self._caches.find(cache)
+        if record is not None and record.epoch == self._bus.epoch:
+            return record
         layers = layers_of(cache)
-        if layers is not None:
-            self._caches.add(cache, model_name(model), layers)
+        if layers is None:
+            return record
+        if record is None:
+            return self._caches.add(cache, model_name(model), layers, self._bus.epoch)
+        if not record.blind:
+            record.begin_again(layers, self._bus.epoch)
+        return record
 
     # -- bare forward passes ---------------------------------------------------------------------------
 
@@ -161,12 +184,16 @@ class Hooks:
         """Count a pass outside generate; a multi-token pass after single-token ones begins the next turn."""
         with record.lock:
             turn: LiveTurn | None = record.bare
+            if turn is not None and turn.epoch != self._bus.epoch:
+                record.bare = turn = None
+                self.cut += 1
             if turn is not None and length > 1 and turn.first_ns is not None:
                 record.bare = None
                 self.close_bare(turn)
                 turn = None
             if turn is None:
                 turn = self._turns.open(None, record.model, record, None)
+                turn.epoch = self._bus.epoch
                 turn.wall_start_ns -= turn.start_ns - before
                 turn.start_ns = before
                 turn.rows = rows
@@ -184,6 +211,9 @@ class Hooks:
 
     def close_bare(self, turn: LiveTurn) -> None:
         """End a turn of bare passes at its last pass; its span is written as a whole."""
+        if turn.epoch != self._bus.epoch:
+            self.cut += 1
+            return
         self._turns.trace(turn, {}, turn.parent, attach=False)
         self._turns.close(turn, new_per_row=None, new_tokens=0, prompt_tokens=turn.prompt * turn.rows,
                           cached_tokens=turn.cached * turn.rows, end_ns=turn.last_ns, error=None, attributes={})
@@ -235,7 +265,7 @@ class Hooks:
             try:
                 record = hooks._caches.find(call.cache) if call.cache is not None else None
                 turn = hooks._turns.open(self, model_name(self), record, outer)
-                turn.prompt, turn.rows = call.prompt, call.rows
+                turn.prompt, turn.rows, turn.epoch = call.prompt, call.rows, bus.epoch
                 hooks._turns.trace(turn, call.attributes)
             except Exception as error:
                 hooks._patches.fail("GenerationMixin.generate", error)
@@ -268,7 +298,8 @@ class Hooks:
                outer: LiveTurn | None) -> None:
         if turn.process != os.getpid():
             return  # forked within the call: the turn and its span are the parent's
-        if self._broken:
+        if self._broken or turn.epoch != self._bus.epoch:
+            self.cut += not self._broken
             self._turns.abandon(turn)
             return
         new_per_row, new_tokens, attributes = call.outcome(result, self._record_prompts)

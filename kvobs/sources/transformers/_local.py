@@ -1,9 +1,10 @@
-"""What a thread is doing: inside a forward pass, and within which generate call."""
+"""What a thread is doing: inside a forward pass, within which generate call, and whether it is sampled."""
 
 from __future__ import annotations
 
 import threading
 
+from kvobs.sources.transformers._sample import PassSample
 from kvobs.sources.transformers._turns import LiveTurn
 
 
@@ -12,3 +13,4 @@ class Local(threading.local):
 
     busy = False
     turn: LiveTurn | None = None
+    sample: PassSample | None = None

@@ -74,6 +74,8 @@ class PagedHooks:
         self._events = PagedEvents(Desk(wiring.tracer, emit, names, turns), emit)
         self._reason = "Continuous batching was not imported in this process."
         self._cancel: Callable[[], None] | None = None
+        self._epoch = wiring.bus.epoch
+        self.cut = 0  # requests that are not told because a pause fell into them
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -165,11 +167,18 @@ class PagedHooks:
              kwargs: dict[str, Any]) -> None:
         began = time.monotonic_ns()
         try:
+            self._look_for_pause()
             account = see(owner, result, args, kwargs)
             if account is not None:
                 account.hook_ns += time.monotonic_ns() - began
         except Exception as error:
             self._failed(name, error)
+
+    def _look_for_pause(self) -> None:
+        """Requests that were open in a pause cannot be told as a whole: they are dropped and counted."""
+        if self._bus.epoch != self._epoch:
+            self._epoch = self._bus.epoch
+            self.cut += self._events.cut()
 
     # -- hooks with a shape of their own ---------------------------------------------------------------
 
@@ -179,6 +188,7 @@ class PagedHooks:
                 if not self._bus.active:
                     return original(manager, *args, **kwargs)
                 try:
+                    self._look_for_pause()
                     requests, request = self._events.opening(manager)
                 except Exception as error:
                     self._failed(name, error)

@@ -50,6 +50,12 @@ class PagedEvents:
         for requests in self._managers.clear():
             requests.drop_all()
 
+    def cut(self) -> int:
+        """Observation was interrupted: steps in flight and open requests are dropped; returns how many requests."""
+        for pool in self._pools.records():
+            pool.flights.clear()
+        return sum(requests.drop_all() for requests in self._managers.records())
+
     # -- who -------------------------------------------------------------------------------------------
 
     def _pool(self, cache: Any) -> PoolRecord:

@@ -50,6 +50,10 @@ class ByIdentity(Generic[T]):
         if record is not None:
             gone(record)
 
+    def records(self) -> list[T]:
+        """All records."""
+        return list(self._records.values())
+
     def clear(self) -> list[T]:
         """Forget everything; the records that were kept."""
         for end in list(self._ends.values()):

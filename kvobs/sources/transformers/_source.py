@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from kvobs.model import Availability, Emit, Event
+from kvobs.model import Availability, Emit, Event, Poll
 from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources import Wiring
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources.transformers._caches import SOURCE, CacheRegistry
 from kvobs.sources.transformers._hooks import Hooks
+from kvobs.sources.transformers._local import Local
 from kvobs.sources.transformers._paged import PagedHooks
+from kvobs.sources.transformers._sample import ATTENTION
 from kvobs.sources.transformers._turns import Turns
+
+if TYPE_CHECKING:
+    from kvobs.sources.transformers._deep import Deep
 
 SUPPORTED = ((5, 0), (6, 0))
 _REWRITES = ("reorder_cache", "crop", "reset", "batch_repeat_interleave", "batch_select_indices")
@@ -32,6 +38,7 @@ class TransformersSource:
         self._hooks: Hooks | None = None
         self._caches: CacheRegistry | None = None
         self._paged: PagedHooks | None = None
+        self._deep: Deep | None = None
 
     def install(self, emit: Emit) -> None:
         """Hook in now, or as soon as the parts of transformers that are hooked have been imported."""
@@ -58,12 +65,15 @@ class TransformersSource:
         if self._caches is not None:
             self._caches.clear()
         self._cancels, self._patches, self._hooks, self._caches, self._paged = [], None, None, None, None
+        self._deep = None
 
     def sample(self, now_ns: int) -> Iterable[Event]:
-        """Close turns of bare forward passes that have come to an end."""
+        """Close turns of bare forward passes that have come to an end; tell how many turns a pause cut."""
         if self._hooks is not None:
             self._hooks.close_idle(now_ns)
-        return ()
+            cut = self._hooks.cut + (self._paged.cut if self._paged is not None else 0)
+            if cut:
+                yield Poll(now_ns, SOURCE, 0, (("kvobs.self.turns.cut", (), cut),))
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's open turns to it."""
@@ -86,6 +96,10 @@ class TransformersSource:
         yield Availability(SOURCE, True, "")
         if self._paged is not None:
             yield from self._paged.availability()
+        if not self._wiring.config.deep:
+            yield Availability(ATTENTION, False, "Deep sampling is off; --deep or KVOBS_DEEP=on switches it on.")
+        elif self._deep is not None:
+            yield self._deep.availability()
 
     def _guarded(self, callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
         def call(module: ModuleType) -> None:
@@ -110,8 +124,14 @@ class TransformersSource:
             names, numbers = Names(config.session_ids, config.session_key), TurnNumbers()
             self._caches = CacheRegistry(self._emit)
             turns = Turns(self._emit, self._wiring.tracer, names, numbers)
-            self._hooks = Hooks(self._wiring.bus, self._patches, self._caches, turns,
-                                torch.compiler.is_compiling, torch.jit.is_tracing, config.record_prompts)
+            local = Local()
+            if config.deep:
+                from kvobs.sources.transformers._deep import Deep
+
+                self._deep = Deep(self._wiring.bus, self._patches, local, self._wiring.tracer, names.shown,
+                                  config.overhead_percent, torch.compiler.is_compiling)
+            self._hooks = Hooks(self._wiring.bus, self._patches, self._caches, turns, torch.compiler.is_compiling,
+                                torch.jit.is_tracing, config.record_prompts, self._deep, local)
             self._paged = PagedHooks(self._wiring, self._emit, self._patches, names, numbers)
             self._paged.install()
         return self._hooks
@@ -121,6 +141,8 @@ class TransformersSource:
         assert self._patches is not None
         self._patches.wrap(module.PreTrainedModel, "__call__", hooks.forward)
         self._patches.wrap(module.PreTrainedModel, "get_compiled_call", hooks.compiled)
+        if self._deep is not None:
+            self._patches.wrap(module.AttentionInterface, "get_interface", self._deep.interface)
 
     def _on_generation(self, module: ModuleType) -> None:
         hooks = self._prepare()
@@ -133,6 +155,8 @@ class TransformersSource:
         for name in _REWRITES:
             if hasattr(module.Cache, name):
                 self._patches.wrap(module.Cache, name, hooks.between.rewriting(name))
+        if self._deep is not None:
+            self._patches.wrap(module.Cache, "update", self._deep.update)
         for name in ("offload", "prefetch"):
             if hasattr(module.CacheLayerMixin, name):
                 self._patches.wrap(module.CacheLayerMixin, name, hooks.between.moving(name))

@@ -26,7 +26,8 @@ _NOWHERE = Origin(SOURCE, "unknown", "none", "unknown", "unknown")
 class LiveTurn:
     """Sums of a turn that is under way. ``prompt`` and ``consumed`` are token positions per row."""
 
-    __slots__ = ("_burst", "cached", "consumed", "copied", "first_ns", "hook_ns", "last_ns", "marks", "model", "moves",
+    __slots__ = ("_burst", "cached", "consumed", "copied", "epoch", "first_ns", "hook_ns", "last_ns",
+                 "layered", "marks", "model", "moves",
                  "named", "number", "opened", "owner", "parent", "prefill_end_ns", "priority", "process", "prompt",
                  "reallocations", "records", "reported", "rows", "session", "start_ns", "steps", "wall_start_ns",
                  "written")
@@ -40,7 +41,8 @@ class LiveTurn:
         self.last_ns = self.start_ns
         self.steps = self.prompt = self.consumed = self.cached = self.hook_ns = 0
         self.rows = 1
-        self.reported = 0
+        self.reported = self.epoch = 0
+        self.layered = False
         self.written = self.copied = self.reallocations = 0
         self.records: dict[int, tuple[CacheRecord, Delta]] = {}
         self.moves: dict[tuple[str, str], list[int]] = {}
