@@ -71,7 +71,7 @@ class PassSample:
                 layer, kind, query, key, mask, token_bytes=item * (int(key.shape[3]) + int(value.shape[3])),
                 scaling=float(scaling) if scaling is not None else int(query.shape[3]) ** -0.5,
                 softcap=kwargs.get("softcap"), sinks=kwargs.get("s_aux"), bias=kwargs.get("position_bias"),
-                window=int(window) if window and not masked and "flash" in implementation else None)
+                window=int(window) if window and not masked else None)
             self.seen += 1
 
     def updating(self, update: Function, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
