@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from kvobs import model
 from kvobs.catalog import BY_NAME, ROWS
 from kvobs.metrics import Histogram, Metrics
-from tests.events import blocks, origin, step, turn
+from tests.events import attention, blocks, origin, step, turn
 
 Key = tuple[str, ...]
 Points = dict[str, dict[Key, float]]
 WIDTH_MS = 64
 OWN_COST = {"kvobs.self.fold.duration", "kvobs.self.window.duration"}
+SUMS = st.floats(0, 1e6)
 
 NAMES = st.sampled_from(["m0", "m1", "m2"])
 DEVICES = st.sampled_from(["cpu", "meta", "cuda:0"])
@@ -45,6 +46,18 @@ EVENTS = st.one_of(
               DEVICES, SIZES, SIZES, st.none() | SIZES),
     st.builds(model.OutOfMemory, st.just(0), st.none() | ORIGINS, st.just(""), st.just("")),
     st.builds(model.HookFailed, st.just(0), NAMES, st.just(""), st.just("")),
+    st.builds(attention, origin=ORIGINS, cache_id=CACHES, layers=st.sampled_from(["full", "sliding"]),
+              every=st.integers(1, 9), queries=SIZES, local_sum=SUMS, chance_sum=SUMS, entries=st.just(10**9),
+              alive=SIZES, blocks=st.just(10**9), pending=SIZES, to_pending=SIZES, to_active=SIZES,
+              reclaimable_bytes=SIZES),
+    st.builds(model.CacheUpdates, st.just(0), ORIGINS, CACHES, st.sampled_from(["full", "sliding"]),
+              st.lists(NS, max_size=3).map(tuple)),
+    st.builds(model.Poll, st.just(0), st.just("host"), NS, st.lists(st.one_of(
+        st.tuples(st.just("process.paging.faults"), st.sampled_from([("minor",), ("major",)]), SIZES),
+        st.tuples(st.just("kvobs.heap.usage"), st.sampled_from([("used",), ("free",)]), SIZES)),
+        max_size=3, unique_by=lambda reading: reading[:2]).map(tuple)),
+    st.builds(model.FlightRecord, st.just(0), NAMES, DEVICES, st.none() | SIZES, st.just(""), st.just(""),
+              st.just("")),
     st.builds(model.Availability, NAMES, st.booleans(), st.sampled_from(["", "No driver."])),
 )
 PROGRAMS = st.lists(st.tuples(st.integers(0, 40_000_000), EVENTS), max_size=30)
@@ -63,7 +76,7 @@ def timed(program: Iterable[tuple[int, model.Event]]) -> tuple[list[model.Event]
                 "allocations": ledger[0], "failures": ledger[1], "preemptions": ledger[2]})
         elif isinstance(event, model.CacheGone):
             risen.pop(event.cache_id, None)
-        if isinstance(event, model.Step | model.Allocation | model.AllocatorState):
+        if isinstance(event, model.Step | model.Allocation | model.AllocatorState | model.Poll):
             event = type(event)(**{name: getattr(event, name) for name in event.__struct_fields__} | {"t_ns": now})
         events.append(event)
     return events, now
@@ -77,6 +90,7 @@ def counted(events: list[model.Event]) -> Points:
         found[name][key] += amount
 
     last: dict[int, model.Blocks] = {}
+    polled: dict[tuple[str, str, Key], float] = {}
     for event in events:
         add("kvobs.self.events", (), 1)
         match event:
@@ -107,6 +121,23 @@ def counted(events: list[model.Event]) -> Points:
                 last.pop(event.cache_id, None)
             case model.OutOfMemory():
                 add("kvobs.out_of_memory", (event.origin.model if event.origin else "unknown",), 1)
+            case model.Attention():
+                who = (event.origin.model, event.origin.device, event.layers)
+                for name, field in (("queries", "queries"), ("local", "local_sum"), ("chance", "chance_sum")):
+                    add(f"kvobs.attention.{name}", who, getattr(event, field))
+                add("kvobs.attention.entries", (*who, "alive"), event.alive)
+                add("kvobs.attention.entries", (*who, "dead"), event.entries - event.alive)
+                add("kvobs.attention.transitions", (*who, "pending"), event.to_pending)
+                add("kvobs.attention.transitions", (*who, "active"), event.to_active)
+            case model.Poll():
+                add("kvobs.self.poll.duration", (event.source,), event.duration_ns / 1e9)
+                for name, key, value in event.readings:
+                    if name == "process.paging.faults":
+                        before = polled.get((event.source, name, key), 0)
+                        add(name, key, value if value < before else value - before)
+                        polled[event.source, name, key] = value
+            case model.FlightRecord():
+                add("kvobs.flight.records", (event.reason,), 1)
             case model.HookFailed():
                 add("kvobs.self.hook.failures", (event.source,), 1)
     return found
@@ -123,6 +154,10 @@ def observed(events: list[model.Event]) -> dict[str, dict[Key, list[float]]]:
                     event.duration_ns / 1e9)
             case model.Migration() if event.duration_ns is not None:
                 found["kvobs.migration.duration"][event.src, event.dst].append(event.duration_ns / 1e9)
+            case model.CacheUpdates():
+                for duration in event.durations_ns:
+                    found["kvobs.kv.update.duration"][event.origin.model, event.origin.device, event.layers].append(
+                        duration / 1e9)
             case model.Allocation():
                 found["kvobs.alloc.latency"][event.device,].append(event.latency_ns / 1e9)
             case model.Turn():
@@ -142,6 +177,8 @@ def alive(events: list[model.Event]) -> Points:
     """Gauges of what is alive at the end: caches, pools, allocators, facts; each from its last words."""
     steps: dict[int, tuple[int, model.Step | model.Resized]] = {}
     pools: dict[int, tuple[int, model.Blocks]] = {}
+    sampled: dict[tuple[int, str], model.Attention] = {}
+    polls: dict[str, model.Poll] = {}
     found: Points = defaultdict(dict)
     for at, event in enumerate(events):
         if isinstance(event, model.Step | model.Resized):
@@ -151,6 +188,11 @@ def alive(events: list[model.Event]) -> Points:
         elif isinstance(event, model.CacheGone):
             steps.pop(event.cache_id, None)
             pools.pop(event.cache_id, None)
+            sampled = {key: sample for key, sample in sampled.items() if key[0] != event.cache_id}
+        elif isinstance(event, model.Attention):
+            sampled[event.cache_id, event.layers] = event
+        elif isinstance(event, model.Poll):
+            polls[event.source] = event
         elif isinstance(event, model.AllocatorState):
             found["kvobs.allocator.usage"][event.device, "allocated"] = event.allocated_bytes
             found["kvobs.allocator.usage"][event.device, "unused"] = event.reserved_bytes - event.allocated_bytes
@@ -158,6 +200,18 @@ def alive(events: list[model.Event]) -> Points:
             found["kvobs.availability"] = {key: value for key, value in found["kvobs.availability"].items()
                                            if key[0] != event.subject}
             found["kvobs.availability"][event.subject, event.reason] = int(event.available)
+    for sample in sampled.values():
+        who = (sample.origin.model, sample.origin.device, sample.layers)
+        for name, key, value in (("blocks", (*who, "pending"), sample.pending),
+                                 ("blocks", (*who, "active"), sample.blocks - sample.pending),
+                                 ("reclaimable", who, sample.reclaimable_bytes)):
+            found[f"kvobs.attention.{name}"][key] = found[f"kvobs.attention.{name}"].get(key, 0) + value
+        interval = found["kvobs.attention.interval"]
+        interval[who[:1]] = max(interval.get(who[:1], 0), sample.every)
+    for poll in polls.values():
+        for name, key, value in poll.readings:
+            if name == "kvobs.heap.usage":
+                found[name][key] = value
     shares: dict[Key, list[tuple[int, int, int]]] = defaultdict(list)
     for cache_id, (at, event) in steps.items():
         parts = event.by_device or (
@@ -214,7 +268,7 @@ def folded(events: list[model.Event], now: int, max_series: int, batch: int) -> 
     for start in range(0, len(events), batch):
         metrics.fold(events[start:start + batch])
         times = [event.t_ns for event in events[start:start + batch]
-                 if isinstance(event, model.Step | model.Allocation | model.AllocatorState)]
+                 if isinstance(event, model.Step | model.Allocation | model.AllocatorState | model.Poll)]
         metrics.refresh(max(times, default=0))
     metrics.refresh(now)
     return {row.name: values for row, values in metrics.collect() if row.name not in OWN_COST}
