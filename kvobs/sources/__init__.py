@@ -33,9 +33,21 @@ def _transformers(wiring: Wiring) -> Source:
     return TransformersSource(wiring)
 
 
+def _torch(wiring: Wiring) -> Source:
+    from kvobs.sources._torch import TorchSource
+
+    return TorchSource(wiring.bus)
+
+
+def _heap(_: Wiring) -> Source:
+    from kvobs.sources._heap import HeapSource
+
+    return HeapSource()
+
+
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
-    return (_transformers,)
+    return (_transformers, _torch, _heap)
 
 
 __all__ = ["Factory", "Wiring", "factories"]

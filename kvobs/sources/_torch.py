@@ -1,0 +1,171 @@
+"""Source: the caching allocator of the accelerator that torch uses, polled once a second."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvobs.bus import Bus
+from kvobs.model import AllocatorState, Availability, Emit, Event, Poll
+from kvobs.sources._imports import when_imported
+from kvobs.sources._patch import Patches
+from kvobs.sources._torch_capture import Captures
+from kvobs.sources._torch_handle import CUDA, Torch
+from kvobs.sources._torch_oom import OomObserver
+from kvobs.sources._torch_stats import ASYNC, NATIVE, Readings, read, settings, touched
+
+SOURCE = "torch"
+LARGEST = "torch: largest free block"
+SPLIT = "torch: inactive split blocks"
+COUNTS = "torch: blocks and counters"
+SETTINGS = "torch: allocator settings"
+ERRORS = "torch: out-of-memory records"
+NOT_IMPORTED = "torch has not been imported in this process."
+NO_ACCELERATOR = "This torch has no accelerator; what CPU tensors use is told by the source heap."
+NOT_YET = "The host has not used the accelerator yet, and kvobs never initialises it."
+FORKED = "This process was forked after its parent had initialised the accelerator, which cannot be used here."
+CAPTURING = "A CUDA graph is being captured, and nothing is read meanwhile."
+ONLY_SNAPSHOT = "Only a snapshot of the allocator tells it, which is too expensive to take once a second."
+EXPANDABLE = "With expandable segments the allocator's figure has no meaning."
+ASYNC_ONLY = "The back end cudaMallocAsync tells reserved and allocated bytes only."
+FROM_ENVIRONMENT = "This torch does not tell its settings, so they are the environment's; later changes are not seen."
+ONLY_CUDA = "Only CUDA's native allocator tells of its errors."
+_MOST_DEVICES = 64
+_log = logging.getLogger("kvobs")
+
+
+class TorchSource:
+    """Observes torch's device allocator from the moment the host has initialised it; ``torch`` can be injected."""
+
+    name = SOURCE
+
+    def __init__(self, bus: Bus, torch: Any = None) -> None:
+        self._bus, self._injected = bus, torch
+        self._cancel: Callable[[], None] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._patches: Patches | None = None
+        self._torch: Torch | None = None
+        self._captures: Captures | None = None
+        self._observer: OomObserver | None = None
+        self._forked, self._expandable = False, False
+        self._facts: list[Availability] | None = None
+
+    def install(self, emit: Emit) -> None:
+        """Look at torch now if it is imported, else once the host imports it."""
+        if self._patches is not None:
+            return
+        self._emit = emit
+        self._patches = Patches(SOURCE, emit)
+        if self._injected is not None:
+            self._on_torch(self._injected)
+        else:
+            self._cancel = when_imported("torch", self._on_torch)
+
+    def _on_torch(self, torch: Any) -> None:
+        """Runs inside the host's ``import torch``."""
+        try:
+            if self._patches is None or self._torch is not None:
+                return
+            handle = Torch(torch)
+            captures = Captures(self._patches)
+            if handle.built_with_cuda():
+                captures.install(torch.cuda.graphs.CUDAGraph)
+                self._observer = OomObserver(torch, self._emit, lambda: self._bus.active, captures.running)
+                self._observer.start()
+            self._captures, self._torch = captures, handle
+        except Exception as error:
+            _log.warning("kvobs: torch's allocator could not be observed (%s: %s); the process is not affected.",
+                         type(error).__name__, error)
+
+    def uninstall(self) -> None:
+        """Read and listen no more, and put torch's own methods back."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+        if self._observer is not None:
+            self._observer.stop()
+        if self._patches is not None:
+            self._patches.restore()
+        self._forget()
+
+    def after_fork_in_child(self) -> None:
+        """Never touch an accelerator that the parent had initialised: its locks and context are the parent's."""
+        if self._patches is not None:
+            self._patches.after_fork_in_child()
+        if self._observer is not None:
+            self._observer.after_fork_in_child()
+        self._forked = self._torch is not None and self._torch.inherited()
+        self._facts = None
+
+    def sample(self, now_ns: int) -> Iterable[Event]:
+        """The state of each device that this process has used, and the readings of all of them."""
+        events, self._facts = self._look(now_ns)
+        return events
+
+    def availability(self) -> Iterable[Availability]:
+        """What the last sample could see and what not."""
+        if self._facts is None:
+            _, self._facts = self._look(time.monotonic_ns())
+        return self._facts
+
+    def _look(self, now_ns: int) -> tuple[list[Event], list[Availability]]:
+        if self._torch is None:
+            return _absent(NOT_IMPORTED)
+        if self._forked:
+            return _absent(FORKED)
+        began = time.perf_counter_ns()
+        kind: str | None = None
+        try:
+            kind = self._torch.accelerator()
+            if kind is None:
+                return _absent(NO_ACCELERATOR)
+            if not self._torch.initialised(kind):
+                return _absent(NOT_YET)
+            backend = self._torch.backend(kind)
+            if backend not in (NATIVE, ASYNC):
+                return _absent(f"The allocator back end {backend} tells no statistics.")
+            if self._captures is not None and self._captures.running():
+                return _absent(CAPTURING)
+            return self._read(self._torch, now_ns, began, kind, backend)
+        except Exception as error:
+            return _absent(f"The back end {kind or 'unknown'} does not tell the statistics of a caching allocator "
+                           f"({type(error).__name__}).")
+
+    def _read(self, torch: Torch, now_ns: int, began: int, kind: str,
+              backend: str) -> tuple[list[Event], list[Availability]]:
+        text, told = torch.settings()
+        pairs = settings(text)
+        # Segments that were made expandable stay so when the setting is taken back.
+        self._expandable = self._expandable or ("expandable_segments", "True") in pairs
+        events: list[Event] = []
+        readings: Readings = tuple(("kvobs.allocator.setting", pair, 1.0) for pair in pairs)
+        for index in range(min(torch.device_count(), _MOST_DEVICES)):
+            stats = torch.stats(index)
+            if touched(stats):
+                found = read(f"{kind}:{index}", stats, backend=backend, expandable=self._expandable)
+                readings += found.readings
+                if found.reserved_bytes is not None and found.allocated_bytes is not None:
+                    events.append(AllocatorState(now_ns, found.device, found.reserved_bytes, found.allocated_bytes,
+                                                 None))
+        events.append(Poll(now_ns, SOURCE, time.perf_counter_ns() - began, readings))
+        return events, self._seen(kind, backend, told)
+
+    def _seen(self, kind: str, backend: str, told: bool) -> list[Availability]:
+        silent = ONLY_CUDA if kind != CUDA or self._observer is None else self._observer.reason
+        return [
+            Availability(SOURCE, True, ""),
+            Availability(LARGEST, False, ONLY_SNAPSHOT),
+            Availability(SPLIT, not self._expandable and backend == NATIVE,
+                         EXPANDABLE if self._expandable else ASYNC_ONLY if backend == ASYNC else ""),
+            Availability(COUNTS, backend == NATIVE, ASYNC_ONLY if backend == ASYNC else ""),
+            Availability(SETTINGS, True, "" if told else FROM_ENVIRONMENT),
+            Availability(ERRORS, not silent, silent),
+        ]
+
+
+def _absent(reason: str) -> tuple[list[Event], list[Availability]]:
+    return [], [Availability(SOURCE, False, reason)]

@@ -1,0 +1,145 @@
+"""What the CUDA allocator held when it ran out of memory.
+
+torch's out-of-memory observers cannot be detached, so one trampoline per process is attached for good, which asks who
+listens now. It runs in the allocating thread after the allocator's lock was released, before the error is raised; an
+exception from it would replace that error, so none leaves it. At most one error per second and six per minute are
+recorded; the next record says how many were not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kvobs.model import Emit, FlightRecord, HookFailed
+from kvobs.sources._torch_handle import CUDA, Torch
+from kvobs.sources._torch_segments import summary
+from kvobs.sources._torch_stats import blocks
+
+SPACING_NS, PER_MINUTE = 1_000_000_000, 6
+MOST_BLOCKS = 50_000  # 65 ms to sum up, beside torch's own time to list them
+WAITING = "Out-of-memory errors are told once the host has initialised CUDA."
+CAPTURING = "No snapshot: a CUDA graph was being captured."
+HISTORY = "No snapshot: the host records a memory history, whose stacks it would resolve."
+CROWDED = f"No snapshot: there were more than {MOST_BLOCKS} blocks."
+_QUEUE_S = 1.0
+_HOOK = "out_of_memory_observer"
+_log = logging.getLogger("kvobs")
+_listening: weakref.ref[OomObserver] | None = None
+_attached: list[Any] = []  # torch modules that call the trampoline for the rest of the process
+
+
+def _trampoline(device: int, requested: int, allowed: int, free: int) -> None:
+    observer = _listening() if _listening is not None else None
+    if observer is not None:
+        observer.ran_out(device, requested, allowed, free)
+
+
+class OomObserver:
+    """Makes a flight record of an out-of-memory error. ``reason`` says why it cannot, and is empty when it can."""
+
+    def __init__(self, torch: Any, emit: Emit, active: Callable[[], bool], capturing: Callable[[], bool],
+                 clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._torch, self._handle = torch, Torch(torch)
+        self._emit, self._active, self._capturing, self._clock = emit, active, capturing, clock
+        self._lock = threading.Lock()
+        self._recorded: deque[int] = deque(maxlen=PER_MINUTE)
+        self._skipped = 0
+        self._deferred = self._attach  # one object, to be found again in torch's queue
+        self.reason = WAITING
+
+    def start(self) -> None:
+        """Listen; the trampoline is attached right after CUDA is initialised, by whoever initialises it, or now."""
+        global _listening
+        _listening = weakref.ref(self)
+        self._torch.cuda._lazy_call(self._deferred)
+
+    def stop(self) -> None:
+        """Listen no more; what still waits for CUDA is taken back."""
+        global _listening
+        if _listening is not None and _listening() is self:
+            _listening = None
+        cuda = self._torch.cuda
+        # While torch initialises CUDA it walks this list, which must not change then: the entry does nothing any more.
+        if cuda._initialization_lock.acquire(timeout=_QUEUE_S):
+            try:
+                cuda._queued_calls[:] = [entry for entry in cuda._queued_calls if entry[0] is not self._deferred]
+            finally:
+                cuda._initialization_lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """A thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    def _attach(self) -> None:
+        """Runs inside torch's initialisation of CUDA, which an exception would break."""
+        try:
+            if _listening is None or _listening() is not self:
+                return
+            if not any(torch is self._torch for torch in _attached):
+                self._torch._C._cuda_attach_out_of_memory_observer(_trampoline)
+                _attached.append(self._torch)
+            self.reason = ""
+        except Exception as error:
+            self.reason = f"The allocator takes no out-of-memory observer ({type(error).__name__})."
+
+    def ran_out(self, device: int, requested: int, allowed: int, free: int) -> None:
+        """An allocation failed for good: of ``requested`` bytes, with ``free`` bytes free on the device."""
+        try:
+            if not self._active():
+                return
+            if not self._lock.acquire(blocking=False):
+                self._skipped += 1
+                return
+            try:
+                if self._admit(now_ns := self._clock()):
+                    self._record(now_ns, f"{CUDA}:{device}", requested, allowed, free)
+                else:
+                    self._skipped += 1
+            finally:
+                self._lock.release()
+        except Exception as error:
+            self._failed(error)
+
+    def _record(self, now_ns: int, device: str, requested: int, allowed: int, free: int) -> None:
+        skipped, self._skipped = self._skipped, 0
+        said = [f"The allocator of {device} could not get {requested} bytes; {free} bytes of the device were free and "
+                f"this process may have {allowed}."]
+        snapshot, why = self._snapshot()
+        said += [why] if why else []
+        if skipped:
+            said.append(f"At least {skipped} errors before this one were not recorded.")
+        self._emit(FlightRecord(now_ns, "out_of_memory", device, requested, " ".join(said), "", snapshot))
+
+    def _snapshot(self) -> tuple[str, str]:
+        """The summary, or nothing and why."""
+        if self._capturing():
+            return "", CAPTURING
+        if self._handle.records_history():
+            return "", HISTORY
+        if sum(blocks(self._handle.stats(index)) for index in range(self._handle.device_count())) > MOST_BLOCKS:
+            return "", CROWDED
+        return summary(self._handle.segments()), ""
+
+    def _admit(self, now_ns: int) -> bool:
+        recorded = self._recorded
+        if recorded and now_ns - recorded[-1] < SPACING_NS:
+            return False
+        if len(recorded) == PER_MINUTE and now_ns - recorded[0] < 60 * SPACING_NS:
+            return False
+        recorded.append(now_ns)
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        global _listening
+        if _listening is not None and _listening() is self:
+            _listening = None
+        self.reason = f"The observer raised {type(error).__name__} and was detached."
+        _log.warning("kvobs: the hook %s of source torch raised %s: %s; it was detached, the process is not affected.",
+                     _HOOK, type(error).__name__, error)
+        self._emit(HookFailed(self._clock(), "torch", _HOOK, f"{type(error).__name__}: {error}"))
