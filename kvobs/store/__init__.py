@@ -5,7 +5,8 @@ from __future__ import annotations
 from kvobs.store._export import export_parquet
 from kvobs.store._reader import AttentionSecond, Point, Process, StepSecond, Stored, StoreReader
 from kvobs.store._schema import StoreError
+from kvobs.store._series import Series, SessionFact, series, session_facts, span
 from kvobs.store._writer import StoreWriter
 
-__all__ = ["AttentionSecond", "Point", "Process", "StepSecond", "StoreError", "StoreReader", "StoreWriter", "Stored",
-           "export_parquet"]
+__all__ = ["AttentionSecond", "Point", "Process", "Series", "SessionFact", "StepSecond", "StoreError", "StoreReader",
+           "StoreWriter", "Stored", "export_parquet", "series", "session_facts", "span"]

@@ -199,7 +199,7 @@ class StoreReader:
         stores = [store for store in self.stores() if spec.since == 1 or _version(store) >= spec.since]
         width = 1 + len(wanted)  # behind it in each row stands what orders the rows, the time first
         page = max(_PAGE_ROWS // max(len(stores), 1), 200)
-        streams = [_pages(store, _process_of(store), spec, wanted, where, values, page) for store in stores]
+        streams = [_pages(store, process_of(store), spec, wanted, where, values, page) for store in stores]
         if len(streams) == 1:
             merged: Iterable[tuple[Any, ...]] = streams[0]
         else:
@@ -261,7 +261,7 @@ class StoreReader:
         alive: dict[str, bool] = {}
         facts: dict[str, tuple[Any, ...]] = {}
         for store in self.stores():
-            process = _process_of(store)
+            process = process_of(store)
             alive[process] = alive.get(process, False) or store.alive
             for row in _fetch_there(store.path, f"SELECT {', '.join(TABLES['process'].names)} FROM process"):
                 if process not in facts or row[1] >= facts[process][1]:
@@ -274,11 +274,11 @@ class StoreReader:
         """Samples of a metric in the order of time; with ``every_ns`` the last one of each such interval."""
         found: list[Point] = []
         for store in self.stores():
-            found += _points(store.path, _process_of(store), metric, since_wall_ns, until_wall_ns, every_ns)
+            found += _points(store.path, process_of(store), metric, since_wall_ns, until_wall_ns, every_ns)
         return sorted(found, key=lambda point: point.wall_ns)
 
 
-def _process_of(store: _space.Store) -> str:
+def process_of(store: _space.Store) -> str:
     """The process that wrote a store, also one that was renamed."""
     rows = _fetch_there(store.path, "SELECT process FROM process")
     return str(rows[0][0]) if rows else store.process

@@ -1,0 +1,108 @@
+"""Metrics over time for views: all wanted series of all stores, thinned inside SQLite.
+
+A process writes all its series at one instant per second. So thinning seeks the last such instant of each interval
+and reads only those rows: the cost goes with what is shown and not with what is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvobs.store import _space
+from kvobs.store._connect import fetch
+from kvobs.store._reader import StoreReader, process_of
+from kvobs.store._schema import StoreError
+
+
+class Series(msgspec.Struct, frozen=True, gc=False):
+    """One series of one process: Unix nanoseconds and values, oldest first; of a histogram its sums and counts."""
+
+    process: str
+    metric: str
+    attributes: dict[str, str]
+    wall_ns: list[int]
+    values: list[float]
+    counts: list[int | None]
+
+
+class SessionFact(msgspec.Struct, frozen=True, gc=False):
+    """A session of one process: how many turns it has and when the last one ended (Unix nanoseconds)."""
+
+    process: str
+    session: str
+    turns: int
+    last_wall_ns: int
+
+
+_THIN = """
+WITH RECURSIVE step(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM step WHERE i + 1 < ?),
+instant(t) AS (SELECT (SELECT max(wall_ns) FROM points WHERE wall_ns >= ? + i * ? AND wall_ns < ? + (i + 1) * ?)
+               FROM step)
+SELECT wall_ns, series, value, count FROM instant CROSS JOIN points ON points.wall_ns = instant.t
+WHERE series IN ({numbers}) ORDER BY wall_ns
+"""
+
+
+def span(reader: StoreReader) -> tuple[int, int] | None:
+    """The first and the last instant (Unix nanoseconds) that points were written at; None when none were."""
+    ends = [row for store in reader.stores()
+            for row in _there(store, "SELECT min(wall_ns), max(wall_ns) FROM points", ()) if row[0] is not None]
+    return (min(row[0] for row in ends), max(row[1] for row in ends)) if ends else None
+
+
+def series(reader: StoreReader, metrics: Sequence[str], since_wall_ns: int, until_wall_ns: int, *,
+           processes: Sequence[str] | None = None, most: int = 400) -> list[Series]:
+    """The series of ``metrics`` in [since, until), each thinned to the last point of at most ``most`` intervals.
+
+    Raises:
+        StoreError: a store became unreadable.
+    """
+    width = max(-(-(until_wall_ns - since_wall_ns) // most), 1)
+    steps = -(-(until_wall_ns - since_wall_ns) // width)
+    found: dict[tuple[str, str, str], Series] = {}
+    for store in reader.stores():
+        process = process_of(store)
+        if processes is not None and process not in processes:
+            continue
+        names = {number: (metric, attributes) for number, metric, attributes in _there(
+            store, f"SELECT id, metric, attributes FROM series WHERE metric IN ({', '.join('?' * len(metrics))})",
+            metrics)}
+        sql = _THIN.format(numbers=", ".join(map(str, names)))
+        for wall_ns, number, value, count in _there(
+                store, sql, (steps, since_wall_ns, width, since_wall_ns, width)) if names else ():
+            metric, attributes = names[number]
+            key = (process, metric, attributes)
+            one = found.get(key)
+            if one is None:
+                one = found[key] = Series(process, metric, json.loads(attributes), [], [], [])
+            one.wall_ns.append(wall_ns)
+            one.values.append(value)
+            one.counts.append(count)
+    return list(found.values())
+
+
+def session_facts(reader: StoreReader) -> list[SessionFact]:
+    """Every session of every process, the one that was heard of last first."""
+    found: dict[tuple[str, str], SessionFact] = {}
+    for store in reader.stores():
+        process = process_of(store)
+        for session, turns, last in _there(
+                store, "SELECT session, count(*), max(wall_ns) FROM turns GROUP BY session", ()):
+            before = found.get((process, session))
+            if before is not None:
+                turns, last = turns + before.turns, max(last, before.last_wall_ns)
+            found[process, session] = SessionFact(process, session, turns, last)
+    return sorted(found.values(), key=lambda fact: -fact.last_wall_ns)
+
+
+def _there(store: _space.Store, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    try:
+        return fetch(store.path, sql, values)
+    except StoreError:
+        if store.path.exists():
+            raise
+        return []
