@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,22 @@ def test_reading_takes_a_thousandth_of_the_time_at_most(cost_ns: int, seconds: i
     assert fake.calls * cost_ns <= 120 * SECOND / INTERVAL_PER_COST + cost_ns
     rare = next(iter(source.availability()))
     assert rare == model.Availability("heap", True, RARE if seconds > 5 else "")
+
+
+def test_waiting_is_no_cost() -> None:
+    """A reading that waits (for the GIL, say) but computes little does not make the next one later."""
+
+    class Waiting(Fake):
+        def mallinfo(self) -> _glibc.MallInfo:
+            threading.Event().wait(0.05)  # fifty seconds' worth of cost, were it one
+            return super().mallinfo()
+
+    waiting: Any = Waiting()
+    source = HeapSource(find=lambda: waiting)
+    source.install(lambda event: None)
+    for second in range(0, 30, 10):
+        assert list(source.sample(second * SECOND))
+    assert waiting.calls == 3
 
 
 def test_nothing_is_read_after_uninstall() -> None:
