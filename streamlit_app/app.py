@@ -1,0 +1,29 @@
+"""What Streamlit runs: navigation over the pages. The store's path is the one argument."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import streamlit as st
+
+# The folder above this one, wherever it was installed; last, so that it hides nothing.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from streamlit_app.pages import attention, live, turns
+
+
+def main() -> None:
+    """Draw the page that the address names."""
+    st.set_page_config(page_title="kvobs", layout="wide", initial_sidebar_state="expanded")
+    store = sys.argv[1] if len(sys.argv) > 1 else ""
+    pages = [(live.render, "Live", "live"), (turns.render, "Turns", "turns"),
+             (attention.render, "Attention", "attention")]
+    shown = st.navigation([
+        st.Page(functools.partial(draw, store), title=title, url_path=address, default=title == "Live")
+        for draw, title, address in pages])
+    shown.run()
+
+
+main()

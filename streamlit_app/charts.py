@@ -1,0 +1,135 @@
+"""Charts from records. Pure: no store, no widget.
+
+Colours are Okabe and Ito's, which people with any colour vision tell apart, on light and dark ground; where lines
+share a chart they also differ by dash.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from kvobs.model import Turn
+from kvobs.store import AttentionSecond, Stored
+
+PALETTE = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2")
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3])
+HEIGHT = 220
+Samples = Sequence[tuple[int, float]]
+
+
+def frame(lines: Mapping[str, Samples]) -> pd.DataFrame:
+    """Named lines in long form: ``time`` (UTC), ``line``, ``value``; sorted by name."""
+    rows = [(datetime.datetime.fromtimestamp(wall_ns / 1e9, datetime.UTC), name, value)
+            for name, samples in sorted(lines.items()) for wall_ns, value in samples]
+    return pd.DataFrame(rows, columns=["time", "line", "value"])
+
+
+def _scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
+    colours = [PALETTE[index % len(PALETTE)] for index in range(len(names))]
+    dashes = [DASHES[index % len(DASHES)] for index in range(len(names))]
+    return alt.Scale(domain=list(names), range=colours), alt.Scale(domain=list(names), range=dashes)
+
+
+def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool = False) -> alt.Chart | None:
+    """Lines (or stacked areas) over time; a line of one sample is a point. None when there is nothing."""
+    table = frame({name: samples for name, samples in named.items() if samples})
+    if table.empty:
+        return None
+    names = list(dict.fromkeys(table["line"]))
+    colour, dash = _scales(names)
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=320) if len(names) > 1 else None
+    base = alt.Chart(table).encode(
+        x=alt.X("time:T", title=None),
+        color=alt.Color("line:N", scale=colour, legend=legend),
+        tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), "line:N", alt.Tooltip("value:Q", format=",.6~g", title=unit)])
+    y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None, scale=alt.Scale(zero=True),
+              axis=alt.Axis(format="~s"))
+    if stacked and len(table) > len(names):
+        drawn = base.mark_area(opacity=0.75, line=True).encode(y=y)
+    else:
+        drawn = base.mark_line(point=len(table) <= 2 * len(names), interpolate="linear").encode(
+            y=y, strokeDash=alt.StrokeDash("line:N", scale=dash, legend=None))
+    return drawn.properties(title=title, height=HEIGHT)
+
+
+def band(title: str, unit: str, mean: Samples, deviation: Samples) -> alt.Chart | None:
+    """A mean with one standard deviation to each side; the deviation may lack at some instants."""
+    spread = dict(deviation)
+    table = frame({"mean": mean})
+    if table.empty:
+        return None
+    widths = [spread.get(wall_ns) for wall_ns, _ in mean]
+    table["low"] = [value - width if width is not None else None
+                    for value, width in zip(table["value"], widths, strict=True)]
+    table["high"] = [value + width if width is not None else None
+                     for value, width in zip(table["value"], widths, strict=True)]
+    x = alt.X("time:T", title=None)
+    area = alt.Chart(table).mark_area(opacity=0.3, color=PALETTE[0]).encode(
+        x=x, y=alt.Y("low:Q", title=unit), y2="high:Q")
+    line = alt.Chart(table).mark_line(color=PALETTE[0], point=len(table) == 1).encode(
+        x=x, y=alt.Y("value:Q", title=unit),
+        tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), alt.Tooltip("value:Q", format=".4~g", title=unit)])
+    return (area + line).properties(title=title, height=HEIGHT)
+
+
+def turns(found: Sequence[Turn]) -> alt.Chart:
+    """KV held and reserved at the end of each turn as bars, re-allocations as points with their own axis."""
+    sizes = pd.DataFrame([(turn.turn, name, value / 1024**2) for turn in found for name, value in (
+        ("held", turn.kv_bytes), ("slack", turn.kv_reserved_bytes - turn.kv_bytes))],
+        columns=["turn", "part", "MiB"])
+    counts = pd.DataFrame([(turn.turn, turn.reallocations) for turn in found], columns=["turn", "re-allocations"])
+    bars = alt.Chart(sizes).mark_bar(opacity=0.85).encode(
+        x=alt.X("turn:O", title="turn"), y=alt.Y("MiB:Q", title="KV at the end of the turn (MiB)"),
+        color=alt.Color("part:N", scale=alt.Scale(domain=["held", "slack"], range=[PALETTE[0], PALETTE[4]]),
+                        legend=alt.Legend(title=None, orient="bottom")), tooltip=["turn:O", "part:N", "MiB:Q"])
+    points = alt.Chart(counts).mark_line(color=PALETTE[1], point=alt.OverlayMarkDef(
+        color=PALETTE[1], shape="diamond", size=70), strokeDash=[4, 3]).encode(
+        x="turn:O", y=alt.Y("re-allocations:Q", title="re-allocations (dashed)"), tooltip=["turn:O", "re-allocations:Q"])
+    return alt.layer(bars, points).resolve_scale(y="independent").properties(
+        title="KV bytes and re-allocations by turn", height=320)
+
+
+def attention_frame(rows: Iterable[Stored[AttentionSecond]]) -> pd.DataFrame:
+    """One line per second, kind and cache with the shares and sizes that the charts draw."""
+    found: list[dict[str, Any]] = []
+    for stored in rows:
+        row = stored.record
+        queries, entries = row.queries or None, row.entries or None
+        local = row.local_sum / queries if queries else None
+        chance = row.chance_sum / queries if queries else None
+        corrected = None
+        if local is not None and chance is not None and chance < 1:
+            corrected = (local - chance) / (1 - chance)
+        found.append({
+            "time": datetime.datetime.fromtimestamp(stored.wall_ns / 1e9, datetime.UTC), "tokens": row.tokens,
+            "layers": row.layers, "cache": row.cache_id, "within 64 tokens": local, "chance line": chance,
+            "corrected for chance": corrected, "alive (cosine > 0.15)": row.alive / entries if entries else None,
+            "active": row.blocks - row.pending, "pending evict": row.pending, "to pending": row.to_pending,
+            "to active": row.to_active, "reclaimable (MiB)": row.reclaimable_bytes / 1024**2})
+    return pd.DataFrame(found)
+
+
+def over(table: pd.DataFrame, title: str, unit: str, columns: Sequence[str], x: str, *, share: bool = False,
+         stacked: bool = False) -> alt.Chart | None:
+    """Columns of ``attention_frame`` over ``tokens`` or ``time``; None when none of them has a value."""
+    long = table.melt(id_vars=[x], value_vars=list(columns), var_name="line", value_name="value").dropna()
+    if long.empty:
+        return None
+    colour, dash = _scales(columns)
+    axis = (alt.X("tokens:Q", title="tokens in view", scale=alt.Scale(zero=False)) if x == "tokens"
+            else alt.X("time:T", title=None))
+    y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None,
+              scale=alt.Scale(domain=[min(0.0, float(long["value"].min())), 1.0]) if share else alt.Scale(zero=True))
+    mark = alt.Chart(long)
+    drawn = mark.mark_area(opacity=0.75) if stacked else mark.mark_line(point=alt.OverlayMarkDef(size=18))
+    encoded = drawn.encode(
+        x=axis, y=y, color=alt.Color("line:N", scale=colour, legend=alt.Legend(title=None, orient="bottom")),
+        tooltip=[f"{x}:{'Q' if x == 'tokens' else 'T'}", "line:N", alt.Tooltip("value:Q", format=".4~g")])
+    if not stacked:
+        encoded = encoded.encode(strokeDash=alt.StrokeDash("line:N", scale=dash, legend=None))
+    return encoded.properties(title=title, height=HEIGHT)

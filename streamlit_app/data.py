@@ -1,0 +1,272 @@
+"""What the pages show, read from a store and worked out without a widget.
+
+Rates are differences of cumulative counters between two samples of one process; a process begins its counters
+anew, so no difference spans two of them. Everything carries its age: what is older than ``STALE_S`` is not now.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvobs.catalog import BY_NAME
+from kvobs.model import Availability, FlightRecord
+from kvobs.store import (
+    AttentionSecond,
+    Process,
+    Series,
+    SessionFact,
+    Stored,
+    StoreError,
+    StoreReader,
+    series,
+    session_facts,
+    span,
+)
+from streamlit_app import units
+
+STALE_S = 3.0
+SECOND_NS = 1_000_000_000
+LIVE_METRICS = (
+    "kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.buffer.largest", "kvobs.kv.fragmentation.article",
+    "kvobs.kv.reallocations", "kvobs.kv.written", "kvobs.kv.copied", "kvobs.kv.blocks", "kvobs.step.tokens",
+    "kvobs.step.duration", "kvobs.window.step.mean", "kvobs.window.step.variance", "kvobs.window.fragmentation",
+    "kvobs.window.allocation.variance", "kvobs.self.events.dropped", "kvobs.self.overhead", "kvobs.self.throttle",
+    "kvobs.self.hook.duration", "kvobs.allocator.usage", "kvobs.heap.usage", "kvobs.device.memory",
+    "process.memory.usage", "kvobs.attention.reclaimable")
+GUARD = {0: "observing", 1: "no deep sampling", 2: "passing through"}
+Samples = list[tuple[int, float]]
+
+
+class NothingYet(Exception):
+    """There is nothing to show; ``str()`` says what to do, in whole sentences."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of the strip: what it is, what it says, the very number, and how old it is in seconds."""
+
+    key: str
+    label: str
+    text: str
+    raw: str
+    age_s: float | None
+    help: str
+
+
+@dataclass(frozen=True)
+class Live:
+    """The Live page at one moment. ``age_s`` is since the last sample of what is shown."""
+
+    figures: list[Figure]
+    series: list[Series]
+    processes: list[Process]
+    age_s: float | None
+    running: bool
+    availability: list[Stored[Availability]]
+    flights: list[Stored[FlightRecord]]
+    problems: list[str] = field(default_factory=list)
+
+
+def open_store(path: str) -> StoreReader:
+    """The reader of what is at ``path``.
+
+    Raises:
+        NothingYet: nothing was written there.
+        StoreError: it cannot be read.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise NothingYet(f"Nothing has been written in {place} yet. Start a process with: kvobs run -- python serve.py")
+    try:
+        return StoreReader(place)
+    except StoreError:
+        if place.is_dir() and not any(place.glob("kvobs-*.sqlite")):
+            raise NothingYet(f"There is no store in {place} yet. Start a process with: kvobs run -- python serve.py"
+                             ) from None
+        raise
+
+
+def name_of(process: Process) -> str:
+    """A process as the picker names it."""
+    words = " ".join(Path(word).name if index == 0 else word for index, word in enumerate(process.argv or ()))
+    state = "running" if process.alive else "ended"
+    return f"{process.pid if process.pid is not None else process.process[:8]} · {words[:40] or 'unknown'} · {state}"
+
+
+def newest_first(processes: Iterable[Process]) -> list[Process]:
+    """Running processes first, then by the last sign of life."""
+    return sorted(processes, key=lambda found: (not found.alive, -(found.heartbeat_wall_ns or 0)))
+
+
+def live(path: str, chosen: str | None, range_s: float | None, now_ns: int | None = None) -> Live:
+    """Everything of the Live page.
+
+    Args:
+        chosen: a process id, or None for all of them.
+        range_s: how far back, or None for everything.
+    Raises:
+        NothingYet, StoreError: as ``open_store``.
+    """
+    reader = open_store(path)
+    processes = newest_first(reader.processes())
+    picked = [found for found in processes if chosen in (None, found.process)]
+    ends = span(reader)
+    running = any(found.alive for found in picked)
+    now = time.time_ns() if now_ns is None else now_ns
+    last = max((found.heartbeat_wall_ns or 0 for found in picked), default=0)
+    # A range that ends with the data: of a process that ended an hour ago one wants its last minutes.
+    until = (now if running else min(now, last + SECOND_NS)) + 1
+    since = until - int(range_s * SECOND_NS) if range_s is not None else (ends[0] if ends else until - SECOND_NS)
+    found = series(reader, LIVE_METRICS, since, until, processes=[one.process for one in picked]) if ends else []
+    newest = max((one.wall_ns[-1] for one in found), default=None)
+    ids = {one.process for one in picked}
+    return Live(
+        figures=figures(found, now), series=found, processes=processes,
+        age_s=None if newest is None else (now - newest) / SECOND_NS, running=running,
+        availability=[fact for fact in reader.availability() if fact.process in ids],
+        flights=[flight for flight in reader.flights() if flight.process in ids][-5:],
+        problems=[str(problem) for problem in reader.problems])
+
+
+def of(found: Iterable[Series], metric: str, **attributes: str) -> list[Series]:
+    """The series of a metric that have these attribute values."""
+    return [one for one in found if one.metric == metric and attributes.items() <= one.attributes.items()]
+
+
+def over_time(found: Sequence[Series]) -> Samples:
+    """Series of one process as one, aggregated at each instant as the catalog says; sums for counters."""
+    at: dict[int, list[float]] = {}
+    for one in found:
+        for wall_ns, value in zip(one.wall_ns, one.values, strict=True):
+            at.setdefault(wall_ns, []).append(value)
+    if not found:
+        return []
+    row = BY_NAME[found[0].metric]
+    combine: Callable[[list[float]], float] = {"sum": math.fsum, "max": max, "min": min}[row.across_ranks]
+    return [(wall_ns, combine(values)) for wall_ns, values in sorted(at.items())]
+
+
+def rate(samples: Samples) -> Samples:
+    """Growth per second between samples; a fall is a new beginning and gives none."""
+    return [(later, (high - low) * SECOND_NS / (later - earlier))
+            for (earlier, low), (later, high) in itertools.pairwise(samples)
+            if later > earlier and high >= low]
+
+
+def by_process(found: Iterable[Series]) -> dict[str, list[Series]]:
+    """Series by the process that they are of."""
+    groups: dict[str, list[Series]] = {}
+    for one in found:
+        groups.setdefault(one.process, []).append(one)
+    return groups
+
+
+def newest(found: Sequence[Series]) -> tuple[float, int] | None:
+    """The latest value over the series of each process together, and when; gauges of the latest instant only."""
+    values, when = [], 0
+    for one in by_process(found).values():
+        samples = over_time(one)
+        if samples:
+            values.append(samples[-1][1])
+            when = max(when, samples[-1][0])
+    if not values:
+        return None
+    combine = {"sum": math.fsum, "max": max, "min": min}[BY_NAME[found[0].metric].across_ranks]
+    return combine(values), when
+
+
+def newest_rate(found: Sequence[Series]) -> tuple[float, int] | None:
+    """The latest rate of a counter, summed over processes, and when."""
+    latest = [samples[-1] for one in by_process(found).values() if (samples := rate(over_time(one)))]
+    return (math.fsum(value for _, value in latest), max(when for when, _ in latest)) if latest else None
+
+
+def current(found: Sequence[Series]) -> list[Series]:
+    """Series that have a point at the last instant of their process: others have ended, and are no value now."""
+    ends: dict[str, int] = {}
+    for one in found:
+        ends[one.process] = max(ends.get(one.process, 0), one.wall_ns[-1])
+    return [one for one in found if one.wall_ns[-1] == ends[one.process]]
+
+
+def figures(found: Sequence[Series], now_ns: int) -> list[Figure]:
+    """The strip of numbers; what has no value is told as absent."""
+    alive = current(found)
+
+    def figure(key: str, label: str, value: tuple[float, int] | None, text: Callable[[float], str], unit: str,
+               metric: str) -> Figure:
+        row = BY_NAME[metric]
+        told = f"{row.meaning} Metric {metric}, {row.nature}. Formula: {row.formula}."
+        if value is None:
+            return Figure(key, label, "absent", "no value", None, told)
+        return Figure(key, label, text(value[0]), units.raw(value[0], unit), (now_ns - value[1]) / SECOND_NS, told)
+
+    usage, metric = "kvobs.kv.usage", "kvobs.window.step.variance"
+    jitter = newest(of(alive, metric))
+    throttle = newest(of(alive, "kvobs.self.throttle"))
+    return [
+        figure("kv-held", "KV held", newest(of(alive, usage, state="held")), units.size, "B", usage),
+        figure("kv-slack", "KV slack", newest(of(alive, usage, state="slack")), units.size, "B", usage),
+        figure("caches", "Caches", newest(of(alive, "kvobs.kv.caches")), units.count, "", "kvobs.kv.caches"),
+        figure("reallocations", "Re-allocations /s", newest_rate(of(found, "kvobs.kv.reallocations")), units.count,
+               "/s", "kvobs.kv.reallocations"),
+        figure("copied", "KV copied /s", newest_rate(of(found, "kvobs.kv.copied")), units.size, "B/s",
+               "kvobs.kv.copied"),
+        figure("tokens", "Tokens /s", newest_rate(of(found, "kvobs.step.tokens")), units.count, "/s",
+               "kvobs.step.tokens"),
+        figure("fragmentation-article", "Fragmentation (article)", newest(of(alive, "kvobs.kv.fragmentation.article")),
+               units.share, "", "kvobs.kv.fragmentation.article"),
+        figure("fragmentation-window", "Unused in window", newest(of(alive, "kvobs.window.fragmentation")), units.share,
+               "", "kvobs.window.fragmentation"),
+        figure("step", "Window step mean", newest(of(alive, "kvobs.window.step.mean")), units.seconds, "s",
+               "kvobs.window.step.mean"),
+        figure("jitter", "Window step jitter", None if jitter is None else (math.sqrt(jitter[0]), jitter[1]),
+               units.seconds, "s", metric),
+        figure("dropped", "Events dropped", newest(of(alive, "kvobs.self.events.dropped")), units.count, "",
+               "kvobs.self.events.dropped"),
+        figure("overhead", "Own overhead", newest(of(alive, "kvobs.self.overhead")), units.share, "",
+               "kvobs.self.overhead"),
+        figure("guard", "Overhead guard", throttle, lambda level: GUARD[int(level)], "", "kvobs.self.throttle"),
+    ]
+
+
+def sessions(path: str) -> tuple[list[SessionFact], dict[str, Process]]:
+    """The sessions of a store, newest first, and its processes by id.
+
+    Raises:
+        NothingYet, StoreError: as ``open_store``; there are no turns.
+    """
+    reader = open_store(path)
+    found = session_facts(reader)
+    if not found:
+        raise NothingYet("No turn has ended yet. A turn is told when its generate call returns.")
+    return found, {process.process: process for process in reader.processes()}
+
+
+def attention(path: str, chosen: str | None) -> list[Stored[AttentionSecond]]:
+    """Sampled attention of a process (or of all), oldest first.
+
+    Raises:
+        NothingYet, StoreError: as ``open_store``; nothing was sampled.
+    """
+    reader = open_store(path)
+    found = [row for row in reader.attention() if chosen in (None, row.process)]
+    if not found:
+        reasons = sorted({fact.record.reason for fact in reader.availability()
+                          if fact.record.subject == "attention" and fact.record.reason})
+        raise NothingYet("No attention was sampled. Switch it on with: kvobs run --deep -- python serve.py "
+                         "(or KVOBS_DEEP=on). " + " ".join(reasons))
+    return found
+
+
+def thinned(rows: Sequence[Stored[AttentionSecond]], most: int = 400) -> list[Stored[AttentionSecond]]:
+    """At most ``most`` rows, evenly, the last one always among them."""
+    if len(rows) <= most:
+        return list(rows)
+    step = math.ceil(len(rows) / most)
+    return list(rows[::-1][::step][::-1])

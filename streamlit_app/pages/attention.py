@@ -1,0 +1,73 @@
+"""Attention: who in the cache is still read (S4), and how near (S7)."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from streamlit_app import charts, data, units
+from streamlit_app.pages import _common
+
+
+def render(store: str) -> None:
+    """The page: a process, a cache, and its sampled attention over tokens or time."""
+    st.title("Attention")
+    _page(store)
+
+
+@_common.guarded
+def _page(store: str) -> None:
+    chosen = _common.pick_process(store, "attention-process")
+    axis = st.sidebar.radio("Over", ["tokens", "time"], key="attention-axis", horizontal=True)
+    _fresh(store, chosen, axis)
+
+
+@st.fragment(run_every=2.0)
+def _fresh(store: str, chosen: str | None, axis: str) -> None:
+    _draw(store, chosen, axis)
+
+
+@_common.guarded
+def _draw(store: str, chosen: str | None, axis: str) -> None:
+    rows = data.attention(store, chosen)
+    last = rows[-1]
+    rows = [row for row in rows if (row.process, row.record.cache_id) == (last.process, last.record.cache_id)]
+    kinds = sorted({row.record.layers for row in rows})
+    st.caption(f"Sampled: one of {last.record.every} decode steps at present, in bursts of three. The cache that was "
+               f"sampled last: {last.record.model}, {last.record.cache}, session {last.record.session[:40] or '-'}, "
+               f"turn {last.record.turn}.")
+    for kind in kinds:
+        of_kind = [row for row in rows if row.record.layers == kind]
+        if len(kinds) > 1:
+            st.header(f"{kind.capitalize()} layers")
+        _kind(charts.attention_frame(data.thinned(of_kind)), of_kind[-1], axis, kind)
+
+
+def _kind(table: charts.pd.DataFrame, last: data.Stored[data.AttentionSecond], axis: str, kind: str) -> None:
+    now = last.record
+    local = now.local_sum / now.queries if now.queries else None
+    chance = now.chance_sum / now.queries if now.queries else None
+    strip = [
+        ("alive", "Alive (cosine)", units.share(now.alive / now.entries) if now.entries else "absent"),
+        ("local", "Mass within 64 tokens", "absent" if local is None else units.share(local)),
+        ("chance", "Chance line", "absent" if chance is None else units.share(chance)),
+        ("pending", "Blocks pending evict", f"{now.pending:,} of {now.blocks:,}"),
+        ("reclaimable", "Reclaimable", units.size(now.reclaimable_bytes)),
+    ]
+    for column, (key, label, text) in zip(st.columns(len(strip)), strip, strict=True):
+        with column, st.container(key=f"figure-{kind}-{key}"):
+            st.metric(label, text)
+    left, right = st.columns(2)
+    with left:
+        _common.chart(charts.over(table, "Locality: attention mass within 64 tokens (S7)", "share of mass",
+                                  ["within 64 tokens", "chance line", "corrected for chance"], axis, share=True),
+                      "Locality: nothing but attention sinks is in view yet.")
+        _common.chart(charts.over(table, "Life cycle: blocks of 16 tokens, all layers (S4)", "blocks",
+                                  ["active", "pending evict"], axis, stacked=True), "Life cycle: no block yet.")
+    with right:
+        _common.chart(charts.over(table, "Alive K/V entries by the cosine rule (S4)", "share of entries",
+                                  ["alive (cosine > 0.15)"], axis, share=True), "Alive: no entry in view yet.")
+        _common.chart(charts.over(table, "Reclaimable KV: bytes in blocks pending evict", "MiB",
+                                  ["reclaimable (MiB)"], axis), "Reclaimable: no block yet.")
+    st.caption("Pending evict is the article's rule: the largest attention score of a block stayed below 0.08 in three "
+               "consecutive steps. In long contexts nearly every block satisfies it, since the scores of many tokens "
+               "sum to one: it says what the rule would evict, not what can be lost without harm.")
