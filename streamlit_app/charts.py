@@ -22,7 +22,7 @@ HEIGHT = 220
 Samples = Sequence[tuple[int, float]]
 
 
-def frame(lines: Mapping[str, Samples]) -> pd.DataFrame:
+def frame(lines: Mapping[str, Samples]) -> Any:
     """Named lines in long form: ``time`` (UTC), ``line``, ``value``; sorted by name."""
     rows = [(datetime.datetime.fromtimestamp(wall_ns / 1e9, datetime.UTC), name, value)
             for name, samples in sorted(lines.items()) for wall_ns, value in samples]
@@ -35,7 +35,7 @@ def _scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
     return alt.Scale(domain=list(names), range=colours), alt.Scale(domain=list(names), range=dashes)
 
 
-def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool = False) -> alt.Chart | None:
+def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool = False) -> Any:
     """Lines (or stacked areas) over time; a line of one sample is a point. None when there is nothing."""
     table = frame({name: samples for name, samples in named.items() if samples})
     if table.empty:
@@ -46,7 +46,8 @@ def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool 
     base = alt.Chart(table).encode(
         x=alt.X("time:T", title=None),
         color=alt.Color("line:N", scale=colour, legend=legend),
-        tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), "line:N", alt.Tooltip("value:Q", format=",.6~g", title=unit)])
+        tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), "line:N",
+                 alt.Tooltip("value:Q", format=",.6~g", title=unit)])
     y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None, scale=alt.Scale(zero=True),
               axis=alt.Axis(format="~s"))
     if stacked and len(table) > len(names):
@@ -57,7 +58,7 @@ def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool 
     return drawn.properties(title=title, height=HEIGHT)
 
 
-def band(title: str, unit: str, mean: Samples, deviation: Samples) -> alt.Chart | None:
+def band(title: str, unit: str, mean: Samples, deviation: Samples) -> Any:
     """A mean with one standard deviation to each side; the deviation may lack at some instants."""
     spread = dict(deviation)
     table = frame({"mean": mean})
@@ -77,7 +78,7 @@ def band(title: str, unit: str, mean: Samples, deviation: Samples) -> alt.Chart 
     return (area + line).properties(title=title, height=HEIGHT)
 
 
-def turns(found: Sequence[Turn]) -> alt.Chart:
+def turns(found: Sequence[Turn]) -> Any:
     """KV held and reserved at the end of each turn as bars, re-allocations as points with their own axis."""
     sizes = pd.DataFrame([(turn.turn, name, value / 1024**2) for turn in found for name, value in (
         ("held", turn.kv_bytes), ("slack", turn.kv_reserved_bytes - turn.kv_bytes))],
@@ -89,12 +90,13 @@ def turns(found: Sequence[Turn]) -> alt.Chart:
                         legend=alt.Legend(title=None, orient="bottom")), tooltip=["turn:O", "part:N", "MiB:Q"])
     points = alt.Chart(counts).mark_line(color=PALETTE[1], point=alt.OverlayMarkDef(
         color=PALETTE[1], shape="diamond", size=70), strokeDash=[4, 3]).encode(
-        x="turn:O", y=alt.Y("re-allocations:Q", title="re-allocations (dashed)"), tooltip=["turn:O", "re-allocations:Q"])
+        x="turn:O", y=alt.Y("re-allocations:Q", title="re-allocations (dashed)"),
+        tooltip=["turn:O", "re-allocations:Q"])
     return alt.layer(bars, points).resolve_scale(y="independent").properties(
         title="KV bytes and re-allocations by turn", height=320)
 
 
-def attention_frame(rows: Iterable[Stored[AttentionSecond]]) -> pd.DataFrame:
+def attention_frame(rows: Iterable[Stored[AttentionSecond]]) -> Any:
     """One line per second, kind and cache with the shares and sizes that the charts draw."""
     found: list[dict[str, Any]] = []
     for stored in rows:
@@ -114,8 +116,8 @@ def attention_frame(rows: Iterable[Stored[AttentionSecond]]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def over(table: pd.DataFrame, title: str, unit: str, columns: Sequence[str], x: str, *, share: bool = False,
-         stacked: bool = False) -> alt.Chart | None:
+def over(table: Any, title: str, unit: str, columns: Sequence[str], x: str, *, share: bool = False,
+         stacked: bool = False) -> Any:
     """Columns of ``attention_frame`` over ``tokens`` or ``time``; None when none of them has a value."""
     long = table.melt(id_vars=[x], value_vars=list(columns), var_name="line", value_name="value").dropna()
     if long.empty:

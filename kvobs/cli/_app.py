@@ -16,13 +16,14 @@ from kvobs.cli._doctor import doctor
 from kvobs.cli._errors import Refused
 from kvobs.cli._export import export
 from kvobs.cli._run import run
+from kvobs.cli._view import view
 from kvobs.config import ConfigError
 
 REFUSED = 2
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="KV-cache observability for LLM inference.")
 app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
-for command in (demo, doctor, catalog, export):
+for command in (demo, view, doctor, catalog, export):
     app.command()(command)
 
 

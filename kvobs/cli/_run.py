@@ -34,10 +34,13 @@ def run(ctx: typer.Context,
         otlp: Annotated[str | None, _setting("otlp")] = None,
         session_ids: Annotated[str | None, _setting("session_ids")] = None,
         window_ms: Annotated[str | None, _setting("window_ms")] = None,
+        deep: Annotated[bool, typer.Option("--deep", help=_MEANING["deep"].partition(":")[0])] = False,
+        overhead_percent: Annotated[str | None, _setting("overhead_percent")] = None,
         config_file: Annotated[str | None, typer.Option("--config", help="a TOML file of settings")] = None) -> None:
     """Run a command and observe it: kvobs run -- python serve.py."""
     given = {"store": store, "store_max_bytes": store_max_bytes, "prometheus": prometheus, "otlp": otlp,
-             "session_ids": session_ids, "window_ms": window_ms}
+             "session_ids": session_ids, "window_ms": window_ms,
+             "deep": "on" if deep else None, "overhead_percent": overhead_percent}
     command = ctx.args  # as given: Typer would convert an argument that is declared
     if not command:
         raise Refused("There is no command to run; write it after --, as in: kvobs run -- python serve.py.")

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import altair as alt
 import streamlit as st
 
 from kvobs.store import Process, StoreError
@@ -44,7 +43,7 @@ def pick_process(store: str, key: str) -> str | None:
     return None if chosen == ALL else chosen
 
 
-def chart(drawn: alt.Chart | None, absent: str) -> None:
+def chart(drawn: Any, absent: str) -> None:
     """A chart, or one sentence that says why there is none."""
     if drawn is None:
         st.caption(absent)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
+from kvobs.store import AttentionSecond, Stored
 from streamlit_app import charts, data, units
 from streamlit_app.pages import _common
 
@@ -42,7 +45,7 @@ def _draw(store: str, chosen: str | None, axis: str) -> None:
         _kind(charts.attention_frame(data.thinned(of_kind)), of_kind[-1], axis, kind)
 
 
-def _kind(table: charts.pd.DataFrame, last: data.Stored[data.AttentionSecond], axis: str, kind: str) -> None:
+def _kind(table: Any, last: Stored[AttentionSecond], axis: str, kind: str) -> None:
     now = last.record
     local = now.local_sum / now.queries if now.queries else None
     chance = now.chance_sum / now.queries if now.queries else None

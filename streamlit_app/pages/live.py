@@ -7,6 +7,7 @@ import math
 
 import streamlit as st
 
+from kvobs.store import Series
 from streamlit_app import charts, data
 from streamlit_app.pages import _common
 
@@ -77,10 +78,9 @@ def _charts(found: data.Live) -> None:
 
 def _facts(found: data.Live) -> None:
     st.subheader("What can be seen here, and what not")
-    st.dataframe([{"subject": fact.record.subject, "seen": "yes" if fact.record.available else "no",
-                   "why": fact.record.reason}
-                  for fact in sorted(found.availability, key=lambda fact: (fact.record.available, fact.record.subject))],
-                 hide_index=True, width="stretch", key="availability")
+    facts = sorted((fact.record for fact in found.availability), key=lambda fact: (fact.available, fact.subject))
+    st.dataframe([{"subject": fact.subject, "seen": "yes" if fact.available else "no", "why": fact.reason}
+                  for fact in facts], hide_index=True, width="stretch", key="availability")
     for flight in reversed(found.flights):
         record = flight.record
         with st.expander(f"Flight record: {record.reason} on {record.device}"):
@@ -97,7 +97,7 @@ def _label(process: str, words: list[str], several: bool) -> str:
 
 def _by(found: data.Live, metric: str, *attributes: str) -> dict[str, data.Samples]:
     """One line per process and value of the attributes, aggregated over all others."""
-    groups: dict[str, list[data.Series]] = {}
+    groups: dict[str, list[Series]] = {}
     processes = data.by_process(found.series)
     for one in data.of(found.series, metric):
         words = [one.attributes.get(name, "") for name in attributes]

@@ -24,7 +24,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 class Observer:
     """The running kvobs. A runtime that was there before is used and left running."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, deep: bool = False) -> None:
         """Start kvobs.
 
         Raises:
@@ -42,6 +42,8 @@ class Observer:
                 raise DemoError("The demo reads the store, and this process is already observed without one.")
             self._scratch = tempfile.TemporaryDirectory(prefix="kvobs-demo-")
             config = msgspec.structs.replace(config, store=Path(self._scratch.name))
+        if deep and found is None:
+            config = msgspec.structs.replace(config, deep=True)
         assert config.store is not None
         self._directory: Path = config.store
         self._own = found is None
@@ -82,6 +84,8 @@ class Observer:
         store = (f"Store: {self._directory} (process {self._runtime.process_id}); read it with: "
                  f"kvobs export --parquet OUT {self._directory}" if self._kept
                  else "Store: off, as configured; the demo used one of its own and removed it.")
+        if self._kept:
+            store += f"; look at it with: kvobs view {self._directory}"
         return [metrics, f"Traces: {self._traces()}", store]
 
     def _traces(self) -> str:

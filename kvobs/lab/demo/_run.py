@@ -18,12 +18,13 @@ from kvobs.model import Turn
 INTERRUPTED = 130
 
 
-def run(turns: int = 8, as_json: bool = False, *, model: Path | None = None) -> int:
+def run(turns: int = 8, as_json: bool = False, *, deep: bool = False, model: Path | None = None) -> int:
     """Hold the conversation, and say what kvobs saw of it.
 
     Args:
         turns: how many turns, 1 to 64.
         as_json: one JSON object per turn on stdout and nothing else there, instead of the conversation and a table.
+        deep: sample attention as well, whatever the setting says.
         model: a checkpoint directory with a chat template; the default is SmolLM2-135M-Instruct, prepared if needed.
     Returns:
         The exit code: 0, 2 after a refusal (one sentence on stderr), 130 after an interrupt.
@@ -34,7 +35,7 @@ def run(turns: int = 8, as_json: bool = False, *, model: Path | None = None) -> 
         if not 1 <= turns <= _script.MOST_TURNS:
             raise DemoError(f"The demo's number of turns is {turns}; allowed is 1 to {_script.MOST_TURNS}.")
         directory = prepared() if model is None else model
-        _converse(directory, turns, as_json)
+        _converse(directory, turns, as_json, deep)
     except DemoError as error:
         say(f"kvobs: {error}")
         return error.exit_code
@@ -48,8 +49,8 @@ def run(turns: int = 8, as_json: bool = False, *, model: Path | None = None) -> 
     return 0
 
 
-def _converse(directory: Path, turns: int, as_json: bool) -> None:
-    observer = Observer()
+def _converse(directory: Path, turns: int, as_json: bool, deep: bool) -> None:
+    observer = Observer(deep=deep)
     try:
         with stage(f"Loading {directory.name}"):
             from kvobs.lab.demo import _chat
