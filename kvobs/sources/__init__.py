@@ -33,13 +33,13 @@ def _transformers(wiring: Wiring) -> Source:
     return TransformersSource(wiring)
 
 
-def _torch(wiring: Wiring) -> Source:
+def _device_allocators(wiring: Wiring) -> Source:
     from kvobs.sources._torch import TorchSource
 
     return TorchSource(wiring.bus)
 
 
-def _heap(_: Wiring) -> Source:
+def _c_heap(_: Wiring) -> Source:
     from kvobs.sources._heap import HeapSource
 
     return HeapSource()
@@ -47,7 +47,7 @@ def _heap(_: Wiring) -> Source:
 
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
-    return (_transformers, _torch, _heap)
+    return (_transformers, _device_allocators, _c_heap)
 
 
 __all__ = ["Factory", "Wiring", "factories"]
