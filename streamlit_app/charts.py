@@ -18,7 +18,7 @@ from kvobs.store import AttentionSecond, Stored
 
 PALETTE = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3])
-HEIGHT = 220
+HEIGHT = 300
 Samples = Sequence[tuple[int, float]]
 
 
@@ -29,10 +29,27 @@ def frame(lines: Mapping[str, Samples]) -> Any:
     return pd.DataFrame(rows, columns=["time", "line", "value"])
 
 
+def in_bytes(named: Mapping[str, Samples], per: str = "") -> tuple[str, dict[str, Samples]]:
+    """Bytes in the binary unit that suits the largest of them, and that unit's name."""
+    most = max((abs(value) for samples in named.values() for _, value in samples), default=0.0)
+    step = next((power for power in (3, 2, 1) if most >= 1024**power), 0)
+    unit = ("B", "KiB", "MiB", "GiB")[step] + per
+    return unit, {name: [(wall_ns, value / 1024**step) for wall_ns, value in samples]
+                  for name, samples in named.items()}
+
+
 def _scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
     colours = [PALETTE[index % len(PALETTE)] for index in range(len(names))]
     dashes = [DASHES[index % len(DASHES)] for index in range(len(names))]
     return alt.Scale(domain=list(names), range=colours), alt.Scale(domain=list(names), range=dashes)
+
+
+def _legend() -> Any:
+    return alt.Legend(title=None, orient="bottom", columns=3, labelLimit=220, symbolType="stroke", symbolStrokeWidth=4)
+
+
+def _time() -> Any:
+    return alt.X("time:T", title=None, axis=alt.Axis(format="%H:%M:%S", labelOverlap="greedy", tickCount=6))
 
 
 def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool = False) -> Any:
@@ -42,19 +59,18 @@ def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool 
         return None
     names = list(dict.fromkeys(table["line"]))
     colour, dash = _scales(names)
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=320) if len(names) > 1 else None
+    legend = _legend() if len(names) > 1 else None
     base = alt.Chart(table).encode(
-        x=alt.X("time:T", title=None),
-        color=alt.Color("line:N", scale=colour, legend=legend),
+        x=_time(), color=alt.Color("line:N", scale=colour, legend=legend),
         tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), "line:N",
                  alt.Tooltip("value:Q", format=",.6~g", title=unit)])
     y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None, scale=alt.Scale(zero=True),
-              axis=alt.Axis(format="~s"))
+              axis=alt.Axis(format=".4~g"))
     if stacked and len(table) > len(names):
         drawn = base.mark_area(opacity=0.75, line=True).encode(y=y)
     else:
         drawn = base.mark_line(point=len(table) <= 2 * len(names), interpolate="linear").encode(
-            y=y, strokeDash=alt.StrokeDash("line:N", scale=dash, legend=None))
+            y=y, strokeDash=alt.StrokeDash("line:N", scale=dash, legend=legend))
     return drawn.properties(title=title, height=HEIGHT)
 
 
@@ -65,11 +81,11 @@ def band(title: str, unit: str, mean: Samples, deviation: Samples) -> Any:
     if table.empty:
         return None
     widths = [spread.get(wall_ns) for wall_ns, _ in mean]
-    table["low"] = [value - width if width is not None else None
+    table["low"] = [max(value - width, 0.0) if width is not None else None
                     for value, width in zip(table["value"], widths, strict=True)]
     table["high"] = [value + width if width is not None else None
                      for value, width in zip(table["value"], widths, strict=True)]
-    x = alt.X("time:T", title=None)
+    x = _time()
     area = alt.Chart(table).mark_area(opacity=0.3, color=PALETTE[0]).encode(
         x=x, y=alt.Y("low:Q", title=unit), y2="high:Q")
     line = alt.Chart(table).mark_line(color=PALETTE[0], point=len(table) == 1).encode(
@@ -85,7 +101,8 @@ def turns(found: Sequence[Turn]) -> Any:
         columns=["turn", "part", "MiB"])
     counts = pd.DataFrame([(turn.turn, turn.reallocations) for turn in found], columns=["turn", "re-allocations"])
     bars = alt.Chart(sizes).mark_bar(opacity=0.85).encode(
-        x=alt.X("turn:O", title="turn"), y=alt.Y("MiB:Q", title="KV at the end of the turn (MiB)"),
+        x=alt.X("turn:O", title="turn", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("MiB:Q", title="KV at the end of the turn (MiB)"),
         color=alt.Color("part:N", scale=alt.Scale(domain=["held", "slack"], range=[PALETTE[0], PALETTE[4]]),
                         legend=alt.Legend(title=None, orient="bottom")), tooltip=["turn:O", "part:N", "MiB:Q"])
     points = alt.Chart(counts).mark_line(color=PALETTE[1], point=alt.OverlayMarkDef(
@@ -124,14 +141,15 @@ def over(table: Any, title: str, unit: str, columns: Sequence[str], x: str, *, s
         return None
     colour, dash = _scales(columns)
     axis = (alt.X("tokens:Q", title="tokens in view", scale=alt.Scale(zero=False)) if x == "tokens"
-            else alt.X("time:T", title=None))
+            else _time())
     y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None,
               scale=alt.Scale(domain=[min(0.0, float(long["value"].min())), 1.0]) if share else alt.Scale(zero=True))
+    legend = _legend() if len(columns) > 1 else None
     mark = alt.Chart(long)
     drawn = mark.mark_area(opacity=0.75) if stacked else mark.mark_line(point=alt.OverlayMarkDef(size=18))
     encoded = drawn.encode(
-        x=axis, y=y, color=alt.Color("line:N", scale=colour, legend=alt.Legend(title=None, orient="bottom")),
+        x=axis, y=y, color=alt.Color("line:N", scale=colour, legend=legend),
         tooltip=[f"{x}:{'Q' if x == 'tokens' else 'T'}", "line:N", alt.Tooltip("value:Q", format=".4~g")])
     if not stacked:
-        encoded = encoded.encode(strokeDash=alt.StrokeDash("line:N", scale=dash, legend=None))
+        encoded = encoded.encode(strokeDash=alt.StrokeDash("line:N", scale=dash, legend=legend))
     return encoded.properties(title=title, height=HEIGHT)

@@ -38,8 +38,9 @@ LIVE_METRICS = (
     "kvobs.window.allocation.variance", "kvobs.self.events.dropped", "kvobs.self.overhead", "kvobs.self.throttle",
     "kvobs.self.hook.duration", "kvobs.allocator.usage", "kvobs.heap.usage", "kvobs.device.memory",
     "process.memory.usage", "kvobs.attention.reclaimable")
-GUARD = {0: "observing", 1: "no deep sampling", 2: "passing through"}
+GUARD = {0: "observing", 1: "not deep", 2: "passing"}
 Samples = list[tuple[int, float]]
+_COMBINE: dict[str, Callable[[list[float]], float]] = {"sum": math.fsum, "max": max, "min": min}
 
 
 class NothingYet(Exception):
@@ -147,7 +148,7 @@ def over_time(found: Sequence[Series]) -> Samples:
     if not found:
         return []
     row = BY_NAME[found[0].metric]
-    combine: Callable[[list[float]], float] = {"sum": math.fsum, "max": max, "min": min}[row.across_ranks]
+    combine = _COMBINE[row.across_ranks]
     return [(wall_ns, combine(values)) for wall_ns, values in sorted(at.items())]
 
 
@@ -176,8 +177,7 @@ def newest(found: Sequence[Series]) -> tuple[float, int] | None:
             when = max(when, samples[-1][0])
     if not values:
         return None
-    combine = {"sum": math.fsum, "max": max, "min": min}[BY_NAME[found[0].metric].across_ranks]
-    return combine(values), when
+    return _COMBINE[BY_NAME[found[0].metric].across_ranks](values), when
 
 
 def newest_rate(found: Sequence[Series]) -> tuple[float, int] | None:

@@ -34,6 +34,6 @@ def share(value: float) -> str:
 
 
 def raw(value: float, unit: str) -> str:
-    """The very number, for whoever compares."""
+    """The very number, for whoever compares: whole ones in full, others to six digits."""
     whole = value == int(value) and abs(value) < 2**53
-    return (f"{int(value):,} {unit}" if whole else f"{value!r} {unit}").strip()
+    return (f"{int(value):,} {unit}" if whole else f"{value:.6g} {unit}").strip()

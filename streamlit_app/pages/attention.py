@@ -13,7 +13,7 @@ from streamlit_app.pages import _common
 
 def render(store: str) -> None:
     """The page: a process, a cache, and its sampled attention over tokens or time."""
-    st.title("Attention")
+    st.header("Attention")
     _page(store)
 
 
@@ -41,7 +41,7 @@ def _draw(store: str, chosen: str | None, axis: str) -> None:
     for kind in kinds:
         of_kind = [row for row in rows if row.record.layers == kind]
         if len(kinds) > 1:
-            st.header(f"{kind.capitalize()} layers")
+            st.subheader(f"{kind.capitalize()} layers")
         _kind(charts.attention_frame(data.thinned(of_kind)), of_kind[-1], axis, kind)
 
 

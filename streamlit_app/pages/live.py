@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import streamlit as st
 
@@ -17,7 +18,7 @@ COLUMNS = 5
 
 def render(store: str) -> None:
     """The page: pickers, then what refreshes itself every second."""
-    st.title("Live")
+    st.header("Live")
     _page(store)
 
 
@@ -56,21 +57,21 @@ def _strip(figures: list[data.Figure]) -> None:
 def _charts(found: data.Live) -> None:
     left, right = st.columns(2)
     with left:
-        _common.chart(charts.lines("KV bytes", "bytes", _by(found, "kvobs.kv.usage", "device", "state"), stacked=True),
+        _common.chart(_bytes("KV bytes", _by(found, "kvobs.kv.usage", "device", "state"), stacked=True),
                       "KV bytes: no cache is alive in this range.")
         _common.chart(charts.lines("Re-allocations per second", "per second",
                                    _rates(found, "kvobs.kv.reallocations", "phase")),
                       "Re-allocations: none to show in this range.")
-        _common.chart(charts.lines("Memory of the process", "bytes", _memory(found)),
+        _common.chart(_bytes("Memory of the process", _memory(found)),
                       "Memory: no source reports it here.")
     with right:
         mean, variance = (_whole(found, f"kvobs.window.step.{name}") for name in ("mean", "variance"))
         _common.chart(charts.band("Step in the sliding window: mean and one deviation", "seconds", mean,
                                   [(when, math.sqrt(value)) for when, value in variance]),
                       "Step windows: no forward pass in this range.")
-        _common.chart(charts.lines("KV bytes per second", "bytes per second", {
+        _common.chart(_bytes("KV bytes per second", {
             "written": data.rate(_whole(found, "kvobs.kv.written")),
-            "copied again": data.rate(_whole(found, "kvobs.kv.copied"))}), "KV traffic: none to show in this range.")
+            "copied again": data.rate(_whole(found, "kvobs.kv.copied"))}, per="/s"), "KV traffic: none in this range.")
         _common.chart(charts.lines("Own overhead: share of the engine's time in hooks", "share",
                                    {"overhead": _whole(found, "kvobs.self.overhead")}),
                       "Own overhead: no forward pass in this range.")
@@ -79,8 +80,8 @@ def _charts(found: data.Live) -> None:
 def _facts(found: data.Live) -> None:
     st.subheader("What can be seen here, and what not")
     facts = sorted((fact.record for fact in found.availability), key=lambda fact: (fact.available, fact.subject))
-    st.dataframe([{"subject": fact.subject, "seen": "yes" if fact.available else "no", "why": fact.reason}
-                  for fact in facts], hide_index=True, width="stretch", key="availability")
+    st.table([{"subject": fact.subject, "seen": "yes" if fact.available else "no", "why": fact.reason}
+                  for fact in facts], hide_index=True)
     for flight in reversed(found.flights):
         record = flight.record
         with st.expander(f"Flight record: {record.reason} on {record.device}"):
@@ -89,6 +90,11 @@ def _facts(found: data.Live) -> None:
                 if text:
                     st.caption(name)
                     st.json(json.loads(text), expanded=False)
+
+
+def _bytes(title: str, named: dict[str, data.Samples], per: str = "", *, stacked: bool = False) -> Any:
+    unit, scaled = charts.in_bytes(named, per)
+    return charts.lines(title, unit, scaled, stacked=stacked)
 
 
 def _label(process: str, words: list[str], several: bool) -> str:
@@ -118,7 +124,8 @@ def _whole(found: data.Live, metric: str) -> data.Samples:
 
 def _memory(found: data.Live) -> dict[str, data.Samples]:
     named = {"resident": _by(found, "process.memory.usage"), "heap": _by(found, "kvobs.heap.usage", "state"),
-             "allocator": _by(found, "kvobs.allocator.usage", "device", "state"),
+             "allocator": {name: samples for name, samples in _by(found, "kvobs.allocator.usage", "device",
+                                                                  "state").items() if "cpu" not in name},
              "device": _by(found, "kvobs.device.memory", "device", "part")}
     return {" · ".join(filter(None, (group, name))): samples
             for group, some in named.items() for name, samples in some.items()}

@@ -27,7 +27,7 @@ SHOWN = 500
 
 def render(store: str) -> None:
     """The page: a session, its chart and its tables."""
-    st.title("Turns")
+    st.header("Turns")
     _page(store)
 
 
@@ -45,7 +45,7 @@ def _page(store: str) -> None:
     chosen = st.sidebar.selectbox("Session", range(len(found)), format_func=name, key="turns-session")
     _fresh(store, found[chosen].process, found[chosen].session)
     with st.expander("The article's figures, and why these differ"):
-        st.table(ARTICLE)
+        st.table(ARTICLE, hide_index=True)
         st.write(NOTE)
 
 
@@ -65,12 +65,10 @@ def _draw(store: str, process: str, session: str) -> None:
         return
     st.altair_chart(charts.turns(turns), width="stretch")
     st.subheader("KV memory by turn (S5)")
-    st.table([sizes(turn) for turn in turns])
+    st.table([sizes(turn) for turn in turns], hide_index=True)
     st.subheader("Re-allocations and migrations by turn (S6)")
+    st.table([work(turn) for turn in turns], hide_index=True)
     address = config.load().jaeger_url
-    columns = {"trace": st.column_config.LinkColumn("trace", display_text=r".*/trace/(.{8}).*")} if address else None
-    st.dataframe([work(turn, address) for turn in turns], hide_index=True, width="stretch", key="s6",
-                 column_config=columns)
     with st.container(key="traces"):
         for turn in turns[-10:]:
             if turn.trace_id and address:
@@ -88,15 +86,14 @@ def sizes(turn: Turn) -> dict[str, Any]:
             "fragmentation (article)": "absent" if rate is None else units.share(rate), "outcome": turn.outcome}
 
 
-def work(turn: Turn, jaeger: str) -> dict[str, Any]:
+def work(turn: Turn) -> dict[str, Any]:
     """A turn's line of the second table."""
     moved = sum(count for _, _, count, _ in turn.migrations)
     changed = turn.reallocations + moved
     amplification = write_amplification(turn.bytes_written, turn.bytes_copied)
-    trace = f"{jaeger}/trace/{turn.trace_id}" if jaeger and turn.trace_id else turn.trace_id
     return {"turn": turn.turn, "re-allocations": turn.reallocations, "migrations": moved,
             "share across devices": units.share(moved / changed) if changed else "absent",
             "written": units.size(turn.bytes_written), "copied again": units.size(turn.bytes_copied),
             "copied / written": None if amplification is None else round(amplification - 1, 1),
             "TTFT": "absent" if turn.ttft_ns is None else units.seconds(turn.ttft_ns / 1e9),
-            "per token": "absent" if turn.tpot_ns is None else units.seconds(turn.tpot_ns / 1e9), "trace": trace}
+            "per token": "absent" if turn.tpot_ns is None else units.seconds(turn.tpot_ns / 1e9)}
