@@ -16,7 +16,7 @@ import kvobs.config
 _OURS = os.path.dirname(os.path.abspath(kvobs.config.__file__)) + os.sep
 # Third-party modules in which kvobs replaces attributes of classes, or functions.
 _WATCHED = ("transformers.cache_utils", "transformers.modeling_utils", "transformers.generation",
-            "transformers.integrations", "torch.nn.modules.module", "torch.cuda.memory")
+            "transformers.integrations", "torch.nn.modules.module", "torch.cuda.memory", "torch.cuda.graphs")
 _HOOK_TABLES = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
