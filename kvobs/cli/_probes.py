@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,8 +14,9 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 
 from kvobs import __version__
+from kvobs.catalog import BY_NAME
 from kvobs.config import Config
-from kvobs.model import Availability
+from kvobs.model import Availability, Poll, Source
 
 _TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _METRICS = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
@@ -25,12 +27,15 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Availability]:
     """Everything, in the order in which a reader would fix it."""
     from kvobs.instrumentor import supported
+    from kvobs.sources._host import HostSource
+    from kvobs.sources._nvml import NvmlSource
 
     needed = supported()
     findings = [
         Availability("python", True, f"kvobs {__version__} runs under Python {platform.python_version()}."),
         *(library(name, needed.get(name), "torch") for name in ("torch", "transformers")),
-        nvidia(),
+        *polled(NvmlSource()),
+        *polled(HostSource()),
         library("opentelemetry-sdk", None, "otel"),
         *otlp(config, environ),
         library("prometheus-client", None, "prometheus"),
@@ -54,25 +59,19 @@ def library(name: str, needed: Requirement | None, extra: str) -> Availability:
     return Availability(name, supported, f"Version {version} is installed; {needed.specifier} is supported.")
 
 
-def nvidia() -> Availability:
-    """Whether there are NVIDIA devices whose caches could be observed, asked of the driver."""
+def polled(source: Source) -> list[Availability]:
+    """What a polled source can read here, by reading it once."""
+    source.install(lambda _: None)
     try:
-        import pynvml
-    except ImportError:
-        return Availability("nvidia", False, "The module pynvml is not installed, so devices are not looked for; "
-                                             "pip install 'kvobs[nvml]' brings it.")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Availability("nvidia", False, f"The driver did not answer ({error}); caches in CPU memory are observed.")
-    try:
-        names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
-                 for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        return Availability("nvidia", False, f"The devices could not be listed ({error}).")
+        readings = [reading for event in source.sample(time.monotonic_ns()) if isinstance(event, Poll)
+                    for reading in event.readings]
+        facts = list(source.availability())
     finally:
-        pynvml.nvmlShutdown()
-    return Availability("nvidia", bool(names), f"The driver lists {', '.join(names) or 'no device'}.")
+        source.uninstall()
+    names = sorted({dict(zip(BY_NAME[name].attributes, values, strict=True)).get("hw.name", "")
+                    for name, values, _ in readings} - {""})
+    read = f"It is read once a second, from {', '.join(names)}." if names else "It is read once a second."
+    return [Availability(fact.subject, fact.available, fact.reason or read) for fact in facts]
 
 
 def otlp(config: Config, environ: Mapping[str, str]) -> Iterator[Availability]:

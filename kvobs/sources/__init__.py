@@ -45,9 +45,21 @@ def _c_heap(_: Wiring) -> Source:
     return HeapSource()
 
 
+def _machine(_: Wiring) -> Source:
+    from kvobs.sources._host import HostSource
+
+    return HostSource()
+
+
+def _nvidia_devices(_: Wiring) -> Source:
+    from kvobs.sources._nvml import NvmlSource
+
+    return NvmlSource()
+
+
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
-    return (_transformers, _device_allocators, _c_heap)
+    return (_transformers, _device_allocators, _c_heap, _machine, _nvidia_devices)
 
 
 __all__ = ["Factory", "Wiring", "factories"]
