@@ -44,8 +44,9 @@ def _scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
     return alt.Scale(domain=list(names), range=colours), alt.Scale(domain=list(names), range=dashes)
 
 
-def _legend() -> Any:
-    return alt.Legend(title=None, orient="bottom", columns=3, labelLimit=220, symbolType="stroke", symbolStrokeWidth=4)
+def _legend(*, filled: bool = False) -> Any:
+    return alt.Legend(title=None, orient="bottom", columns=3, labelLimit=220, symbolStrokeWidth=4,
+                      symbolType="square" if filled else "stroke")
 
 
 def _time() -> Any:
@@ -59,7 +60,7 @@ def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool 
         return None
     names = list(dict.fromkeys(table["line"]))
     colour, dash = _scales(names)
-    legend = _legend() if len(names) > 1 else None
+    legend = _legend(filled=stacked) if len(names) > 1 else None
     base = alt.Chart(table).encode(
         x=_time(), color=alt.Color("line:N", scale=colour, legend=legend),
         tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), "line:N",
@@ -144,7 +145,7 @@ def over(table: Any, title: str, unit: str, columns: Sequence[str], x: str, *, s
             else _time())
     y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None,
               scale=alt.Scale(domain=[min(0.0, float(long["value"].min())), 1.0]) if share else alt.Scale(zero=True))
-    legend = _legend() if len(columns) > 1 else None
+    legend = _legend(filled=stacked) if len(columns) > 1 else None
     mark = alt.Chart(long)
     drawn = mark.mark_area(opacity=0.75) if stacked else mark.mark_line(point=alt.OverlayMarkDef(size=18))
     encoded = drawn.encode(

@@ -40,7 +40,7 @@ class SessionFact(msgspec.Struct, frozen=True, gc=False):
 
 _THIN = """
 WITH RECURSIVE step(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM step WHERE i + 1 < ?),
-instant(t) AS (SELECT (SELECT max(wall_ns) FROM points WHERE wall_ns >= ? + i * ? AND wall_ns < ? + (i + 1) * ?)
+instant(t) AS (SELECT (SELECT max(wall_ns) FROM points WHERE wall_ns >= ? + i * ? AND wall_ns < min(? + (i + 1) * ?, ?))
                FROM step)
 SELECT wall_ns, series, value, count FROM instant CROSS JOIN points ON points.wall_ns = instant.t
 WHERE series IN ({numbers}) ORDER BY wall_ns
@@ -73,7 +73,7 @@ def series(reader: StoreReader, metrics: Sequence[str], since_wall_ns: int, unti
             metrics)}
         sql = _THIN.format(numbers=", ".join(map(str, names)))
         for wall_ns, number, value, count in _there(
-                store, sql, (steps, since_wall_ns, width, since_wall_ns, width)) if names else ():
+                store, sql, (steps, since_wall_ns, width, since_wall_ns, width, until_wall_ns)) if names else ():
             metric, attributes = names[number]
             key = (process, metric, attributes)
             one = found.get(key)

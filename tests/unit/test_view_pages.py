@@ -1,0 +1,192 @@
+"""The live view's pages, run by Streamlit's own test runner over real stores."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit")
+pytest.importorskip("altair")
+
+from kvobs import model
+from kvobs.catalog import BY_NAME
+from kvobs.store import StoreReader, StoreWriter
+from tests.events import attention, step, turn
+
+SECOND = 1_000_000_000
+WALL = 1_700_000_000 * SECOND
+PAGES = ("live", "turns", "attention")
+
+
+def run(page: str, store: Path) -> Any:
+    """The page's script, run once; an exception in it fails the test."""
+    from streamlit.testing.v1 import AppTest
+
+    script = f"from streamlit_app.pages import {page}\n{page}.render({str(store)!r})\n"
+    found = AppTest.from_string(script, default_timeout=60).run()
+    assert not found.exception, found.exception
+    return found
+
+
+def text(found: Any) -> str:
+    kinds = (found.info, found.warning, found.success, found.error, found.caption, found.markdown)
+    return "\n".join(str(element.value) for kind in kinds for element in kind)
+
+
+def write(directory: Path, process: str, seconds: int, session: str = "anna") -> None:
+    now = [0]
+    writer = StoreWriter(directory, 256 * 1024**2, process, clock=lambda: now[0], wall=lambda: WALL)
+    for second in range(seconds):
+        now[0] = second * SECOND
+        writer.write([step(t_ns=now[0]), attention(t_ns=now[0], tokens=50 + second),
+                      turn(t_ns=now[0], turn=second + 1, session=session, trace_id="ab" * 16)])
+        writer.write_points([(BY_NAME["kvobs.kv.usage"], {("m", "cpu", "x", "held"): 1_000.0 + second}),
+                             (BY_NAME["kvobs.kv.reallocations"], {("m", "cpu", "x", "decode"): 60.0 * second})])
+        writer.commit()
+    writer.write([model.Availability("cuda", False, "There is no CUDA device.")])
+    writer.write([model.FlightRecord(now[0], "out_of_memory", "cuda:0", 512, "no memory", '{"age_s":[1]}', "")])
+    writer.close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("there", [True, False])
+def test_without_a_store_a_page_says_how_to_begin(tmp_path: Path, page: str, there: bool) -> None:
+    """A directory that is empty or missing gives one friendly sentence on every page."""
+    found = run(page, tmp_path if there else tmp_path / "later")
+    assert "kvobs run -- python serve.py" in text(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("seconds", [1, 2, 30])
+def test_pages_render(tmp_path: Path, page: str, seconds: int) -> None:
+    """One point, two, or many: every page renders, and nothing on it is an error."""
+    write(tmp_path, "p", seconds)
+    found = run(page, tmp_path)
+    assert not found.error
+
+
+def test_live_says_what_the_store_says(tmp_path: Path) -> None:
+    """The figures are the last points, the rate their growth, and an ended process is said to have ended."""
+    write(tmp_path, "p", 30)
+    found = run("live", tmp_path)
+    metrics = {metric.label: metric.value for metric in found.metric}
+    assert metrics["KV held"] == "1.00 KiB"
+    assert metrics["Re-allocations /s"] == "60"
+    assert metrics["Caches"] == "absent"
+    assert "1,029 B · " in text(found)
+    assert "The process has ended" in text(found)
+    (facts,) = found.table
+    assert facts.value.to_dict("records") == [
+        {"subject": "cuda", "seen": "no", "why": "There is no CUDA device."}]
+    assert [expander.label for expander in found.expander] == ["Flight record: out_of_memory on cuda:0"]
+
+
+def test_turns_say_what_the_store_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables hold a line per turn with its exact bytes; the trace is a link once an address is set."""
+    write(tmp_path, "p", 3)
+    found = run("turns", tmp_path)
+    sizes, work = found.table[0].value, found.table[1].value
+    assert sizes["turn"].tolist() == [1, 2, 3]
+    assert sizes["KV held"].tolist() == ["1,000 B"] * 3
+    assert work["re-allocations"].tolist() == [20] * 3
+    assert f"Trace of turn 3: {'ab' * 16}" in text(found)
+    monkeypatch.setenv("KVOBS_JAEGER_URL", "http://jaeger.example:16686/")
+    assert f"[Trace of turn 3](http://jaeger.example:16686/trace/{'ab' * 16})" in text(run("turns", tmp_path))
+
+
+def test_attention_says_how_much_is_sampled(tmp_path: Path) -> None:
+    """The page says the interval, and its figures are the last second's sums divided by their counts."""
+    write(tmp_path, "p", 5)
+    found = run("attention", tmp_path)
+    assert "Sampled: one of 3 decode steps" in text(found)
+    assert {metric.label: metric.value for metric in found.metric} == {
+        "Alive (cosine)": "75.0 %", "Mass within 64 tokens": "79.2 %", "Chance line": "60.4 %",
+        "Blocks pending evict": "6 of 21", "Reclaimable": "12.00 KiB"}
+
+
+def test_attention_that_was_not_sampled_says_why(tmp_path: Path) -> None:
+    """Without samples the page says how to switch them on, and the reason that the process gave."""
+    writer = StoreWriter(tmp_path, 64 * 1024**2, "p")
+    writer.write([turn(), model.Availability("attention", False, "Deep sampling is off.")])
+    writer.close()
+    found = text(run("attention", tmp_path))
+    assert "kvobs run --deep" in found
+    assert "Deep sampling is off." in found
+
+
+def test_two_processes_are_told_apart(tmp_path: Path) -> None:
+    """Both processes are in the picker, with an entry for all of them; sessions of one name stay apart."""
+    write(tmp_path, "first", 3)
+    write(tmp_path, "second", 3)
+    found = run("live", tmp_path)
+    (picker,) = found.sidebar.selectbox
+    assert len(picker.options) == 3
+    assert picker.options[-1] == "All 2 processes"
+    picker.select("all").run()
+    assert not found.exception
+    assert {metric.label: metric.value for metric in found.metric}["KV held"] == "1.96 KiB"
+    (sessions,) = run("turns", tmp_path).sidebar.selectbox
+    assert len(set(sessions.options)) == 2
+
+
+@pytest.mark.parametrize("session", ["<img src=x onerror=alert(1)>", "x" * 4_000, "a\nb\tc", "", "`**`[l](https://x)"])
+def test_hostile_session_names_are_text(tmp_path: Path, session: str) -> None:
+    """Whatever a session is called, the pages render, and its name is never markup."""
+    write(tmp_path, "p", 2, session=session)
+    for page in PAGES:
+        found = run(page, tmp_path)
+        assert not any(session and session in str(element.value) and element.allow_html for element in found.markdown)
+
+
+def test_an_unreadable_neighbour_is_named(tmp_path: Path) -> None:
+    """A damaged file of the directory is a warning with its name, beside what can be read."""
+    write(tmp_path, "p", 3)
+    (tmp_path / "kvobs-x-000001.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 5_000)
+    found = run("live", tmp_path)
+    assert any("kvobs-x-000001.sqlite" in str(warning.value) for warning in found.warning)
+    assert found.metric
+
+
+def big(directory: Path, rows: int) -> None:
+    """A store with that many points, 50 series per second, written as the writer's schema has them."""
+    write(directory, "p", 1)
+    (path,) = directory.glob("kvobs-*.sqlite")
+    with sqlite3.connect(path) as connection:
+        names = [row[0] for row in connection.execute("SELECT metric FROM series")]
+        connection.execute("DELETE FROM points")
+        connection.executemany("INSERT INTO series (metric, attributes) VALUES (?, ?)", [
+            (names[0], f'{{"model": "m{number}", "device": "cpu", "cache": "x", "state": "held"}}')
+            for number in range(48)])
+        connection.execute("""
+            WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?)
+            INSERT INTO points (wall_ns, series, value) SELECT ? + (i / 50) * 1000000000, 1 + i % 50, i FROM n
+            """, (rows, WALL - (rows // 50) * SECOND))
+    connection.close()
+
+
+def test_a_million_rows_render(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A store with a million points renders over its whole range (how fast is measured by the benchmark)."""
+    big(tmp_path, 1_000_000)
+    assert sum(1 for _ in StoreReader(tmp_path).rows("points", ["value"])) == 1_000_000
+    found = run("live", tmp_path)
+    found.sidebar.radio[0].set_value("all").run()
+    assert not found.exception
+    assert {metric.label: metric.value for metric in found.metric}["KV held"] != "absent"
+
+
+def test_navigation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script that Streamlit is given runs, with the store as its one argument."""
+    from streamlit.testing.v1 import AppTest
+
+    from kvobs.cli._view import app
+
+    write(tmp_path, "p", 3)
+    monkeypatch.setattr("sys.argv", ["app.py", str(tmp_path)])
+    found = AppTest.from_file(str(app()), default_timeout=60).run()
+    assert not found.exception
+    assert "The process has ended" in text(found)
+
+
