@@ -70,7 +70,7 @@ def polled(source: Source) -> list[Availability]:
         source.uninstall()
     names = sorted({dict(zip(BY_NAME[name].attributes, values, strict=True)).get("hw.name", "")
                     for name, values, _ in readings} - {""})
-    read = f"It is read once a second, from {', '.join(names)}." if names else "It is read once a second."
+    read = f"It can be read here ({', '.join(names)})." if names else "It can be read here."
     return [Availability(fact.subject, fact.available, fact.reason or read) for fact in facts]
 
 

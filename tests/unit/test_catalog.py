@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -40,12 +43,61 @@ TABLE = {
     "kvobs.window.allocation.variance": ("gauge", "s2", "kvobs_window_allocation_variance_s2"),
     "kvobs.window.step.mean": ("gauge", "s", "kvobs_window_step_mean_seconds"),
     "kvobs.window.step.variance": ("gauge", "s2", "kvobs_window_step_variance_s2"),
+    "kvobs.attention.queries": ("counter", "{query}", "kvobs_attention_queries_total"),
+    "kvobs.attention.local": ("counter", "1", "kvobs_attention_local_total"),
+    "kvobs.attention.chance": ("counter", "1", "kvobs_attention_chance_total"),
+    "kvobs.attention.entries": ("counter", "{entry}", "kvobs_attention_entries_total"),
+    "kvobs.attention.transitions": ("counter", "{transition}", "kvobs_attention_transitions_total"),
+    "kvobs.attention.blocks": ("gauge", "{block}", "kvobs_attention_blocks"),
+    "kvobs.attention.reclaimable": ("gauge", "By", "kvobs_attention_reclaimable_bytes"),
+    "kvobs.attention.interval": ("gauge", "{step}", "kvobs_attention_interval"),
+    "kvobs.kv.update.duration": ("histogram", "s", "kvobs_kv_update_duration_seconds"),
+    "kvobs.allocator.requested": ("gauge", "By", "kvobs_allocator_requested_bytes"),
+    "kvobs.allocator.active": ("gauge", "By", "kvobs_allocator_active_bytes"),
+    "kvobs.allocator.inactive_split": ("gauge", "By", "kvobs_allocator_inactive_split_bytes"),
+    "kvobs.allocator.segments": ("gauge", "{segment}", "kvobs_allocator_segments"),
+    "kvobs.allocator.retries": ("counter", "{retry}", "kvobs_allocator_retries_total"),
+    "kvobs.allocator.out_of_memory": ("counter", "{error}", "kvobs_allocator_out_of_memory_total"),
+    "kvobs.allocator.device.operations": ("counter", "{operation}", "kvobs_allocator_device_operations_total"),
+    "kvobs.allocator.setting": ("gauge", "{setting}", "kvobs_allocator_setting"),
+    "kvobs.heap.usage": ("gauge", "By", "kvobs_heap_usage_bytes"),
+    "kvobs.heap.trimmable": ("gauge", "By", "kvobs_heap_trimmable_bytes"),
+    "kvobs.device.memory": ("gauge", "By", "kvobs_device_memory_bytes"),
+    "hw.gpu.memory.usage": ("gauge", "By", "hw_gpu_memory_usage_bytes"),
+    "hw.gpu.memory.limit": ("gauge", "By", "hw_gpu_memory_limit_bytes"),
+    "hw.gpu.memory.utilization": ("gauge", "1", "hw_gpu_memory_utilization_ratio"),
+    "hw.gpu.utilization": ("gauge", "1", "hw_gpu_utilization_ratio"),
+    "hw.power": ("gauge", "W", "hw_power_watts"),
+    "hw.energy": ("counter", "J", "hw_energy_joules_total"),
+    "hw.temperature": ("gauge", "Cel", "hw_temperature_celsius"),
+    "process.memory.usage": ("gauge", "By", "process_memory_usage_bytes"),
+    "process.memory.virtual": ("gauge", "By", "process_memory_virtual_bytes"),
+    "process.thread.count": ("gauge", "{thread}", "process_thread_count"),
+    "process.cpu.time": ("counter", "s", "process_cpu_time_seconds_total"),
+    "process.paging.faults": ("counter", "{fault}", "process_paging_faults_total"),
+    "process.context_switches": ("counter", "{context_switch}", "process_context_switches_total"),
+    "system.memory.limit": ("gauge", "By", "system_memory_limit_bytes"),
+    "system.memory.usage": ("gauge", "By", "system_memory_usage_bytes"),
+    "kvobs.host.hugepages": ("gauge", "{page}", "kvobs_host_hugepages"),
+    "kvobs.host.thp": ("gauge", "By", "kvobs_host_thp_bytes"),
+    "kvobs.host.numa.usage": ("gauge", "By", "kvobs_host_numa_usage_bytes"),
+    "kvobs.host.numa.allocations": ("counter", "{page}", "kvobs_host_numa_allocations_total"),
+    "kvobs.host.pressure": ("counter", "s", "kvobs_host_pressure_seconds_total"),
+    "kvobs.host.cgroup.memory": ("gauge", "By", "kvobs_host_cgroup_memory_bytes"),
+    "kvobs.host.cgroup.events": ("counter", "{event}", "kvobs_host_cgroup_events_total"),
+    "kvobs.flight.records": ("counter", "{record}", "kvobs_flight_records_total"),
     "kvobs.self.events": ("counter", "{event}", "kvobs_self_events_total"),
     "kvobs.self.events.dropped": ("counter", "{event}", "kvobs_self_events_dropped_total"),
     "kvobs.self.hook.duration": ("counter", "s", "kvobs_self_hook_duration_seconds_total"),
     "kvobs.self.hook.failures": ("counter", "{failure}", "kvobs_self_hook_failures_total"),
     "kvobs.self.fold.duration": ("counter", "s", "kvobs_self_fold_duration_seconds_total"),
     "kvobs.self.window.duration": ("counter", "s", "kvobs_self_window_duration_seconds_total"),
+    "kvobs.self.drain.duration": ("counter", "s", "kvobs_self_drain_duration_seconds_total"),
+    "kvobs.self.poll.duration": ("counter", "s", "kvobs_self_poll_duration_seconds_total"),
+    "kvobs.self.overhead": ("gauge", "1", "kvobs_self_overhead_ratio"),
+    "kvobs.self.throttle": ("gauge", "{level}", "kvobs_self_throttle"),
+    "kvobs.self.paused": ("counter", "s", "kvobs_self_paused_seconds_total"),
+    "kvobs.self.turns.cut": ("counter", "{turn}", "kvobs_self_turns_cut_total"),
     "kvobs.self.series.overflow": ("counter", "{point}", "kvobs_self_series_overflow_total"),
     "kvobs.self.store.size": ("gauge", "By", "kvobs_self_store_size_bytes"),
     "kvobs.availability": ("gauge", "{subject}", "kvobs_availability"),
@@ -76,8 +128,9 @@ def test_prometheus_families_do_not_collide() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=ids)
 def test_names_follow_the_conventions(row: Row) -> None:
     """Dotted lower case; no unit and no ``total`` in an OpenTelemetry name; valid Prometheus names and labels."""
-    assert re.fullmatch(r"(kvobs|gen_ai)(\.[a-z][a-z0-9_]*)+", row.name)
-    assert not {"total", "bytes", "seconds", "ratio", "count", "ms", "ns"} & set(re.split(r"[._]", row.name))
+    assert re.fullmatch(r"(kvobs|gen_ai|hw|process|system)(\.[a-z][a-z0-9_]*)+", row.name)
+    words = set(re.split(r"[._]", row.name)) - ({"count"} if row.name == "process.thread.count" else set())
+    assert not {"total", "bytes", "seconds", "ratio", "count", "ms", "ns"} & words
     assert re.fullmatch(r"[a-z_]+[a-z0-9_]*", prometheus_name(row))
     assert all(re.fullmatch(r"[a-z_][a-z0-9_]*", prometheus_label(attribute)) for attribute in row.attributes)
     assert len(set(map(prometheus_label, row.attributes))) == len(row.attributes)
@@ -85,8 +138,8 @@ def test_names_follow_the_conventions(row: Row) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=ids)
 def test_attributes_are_bounded(row: Row) -> None:
-    """Sessions, requests, users and traces are never attributes of a metric."""
-    words = {word for attribute in row.attributes for word in re.split(r"[._]", attribute)}
+    """Sessions, requests, users and traces are never attributes of a metric; the one identifier is a device's."""
+    words = {word for attribute in row.attributes if attribute != "hw.id" for word in re.split(r"[._]", attribute)}
     assert not words & {"session", "conversation", "user", "tenant", "trace", "span", "prompt", "id"}
     assert not {"le", "quantile", "job", "instance"} & set(row.attributes)
 
@@ -120,13 +173,51 @@ def test_the_objective_is_a_boundary() -> None:
     assert (buckets[0], buckets[-1]) == (1e-6, 2.5)
 
 
-def test_maxima_do_not_sum_over_ranks() -> None:
-    """Ratios, extremes, means, variances and yes/no facts never sum over ranks; bytes and counts do."""
+# What every rank of a machine sees alike, and states of which the sum says nothing.
+SEEN_BY_ALL = ("hw.", "system.", "kvobs.host.hugepages", "kvobs.host.numa.", "kvobs.host.pressure",
+               "kvobs.host.cgroup.", "kvobs.device.memory")
+STATES = {"kvobs.availability", "kvobs.allocator.setting", "kvobs.attention.interval", "kvobs.self.throttle"}
+
+
+def test_only_what_adds_up_sums_over_ranks() -> None:
+    """Ratios, extremes, means, variances, states and what all ranks see alike never sum; bytes and counts do."""
     for row in ROWS:
-        extreme = row.unit in ("1", "s2") or bool({"largest", "largest_free", "mean", "availability"}
-                                                  & set(row.name.split(".")))
+        extreme = row.unit == "s2" or (row.unit == "1" and row.kind == "gauge") or bool(
+            {"largest", "largest_free", "mean"} & set(row.name.split(".")))
         least = row.name.endswith("largest_free")
-        assert row.across_ranks == ("min" if least else "max" if extreme else "sum"), row.name
+        alike = row.name.startswith(SEEN_BY_ALL) or row.name in STATES
+        assert row.across_ranks == ("min" if least else "max" if extreme or alike else "sum"), row.name
+
+
+class Meter:
+    """Takes down what the conventions' own package creates: name, kind and unit."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, tuple[str, str]] = {}
+
+    def __getattr__(self, create: str) -> Callable[..., None]:
+        kind = create.removeprefix("create_").removeprefix("observable_")
+        return lambda name, unit="", **_: self.made.update({name: (kind, unit)})
+
+
+def test_standard_metrics_are_those_of_the_conventions() -> None:
+    """Names, kinds, units and attribute keys outside kvobs.* are in OpenTelemetry's published conventions."""
+    metrics = pytest.importorskip("opentelemetry.semconv._incubating.metrics",
+                                  reason="opentelemetry-semantic-conventions is not installed.")
+    meter = Meter()
+    keys = set()
+    for area in ("hw", "process", "system", "gen_ai"):
+        module = importlib.import_module(f"{metrics.__name__}.{area}_metrics")
+        for create in [value for name, value in vars(module).items() if name.startswith("create_")]:
+            create(meter, *[None] * (len(inspect.signature(create).parameters) - 1))
+    for area in ("hw", "process", "system", "gen_ai", "cpu"):
+        module = importlib.import_module(f"opentelemetry.semconv._incubating.attributes.{area}_attributes")
+        keys |= {value for value in vars(module).values() if isinstance(value, str)}
+    for row in ROWS:
+        if not row.name.startswith("kvobs."):
+            kind, unit = meter.made[row.name]
+            assert ("gauge" if kind == "up_down_counter" else kind, unit) == (row.kind, row.unit), row.name
+            assert set(row.attributes) <= keys, row.name
 
 
 def test_markdown_has_one_line_per_row() -> None:
