@@ -85,7 +85,7 @@ class HostSource:
             readings.append(("process.context_switches", ("voluntary",), usage.ru_nvcsw))
             readings.append(("process.context_switches", ("involuntary",), usage.ru_nivcsw))
         machine, why = memory(self._tree)
-        return readings + machine, reason or why
+        return readings + machine, " ".join(filter(None, (reason, why)))
 
     def _huge(self, now_ns: int) -> Part:
         """Read more rarely the more it costs, but what is told is never older than 60 s."""
@@ -102,16 +102,17 @@ class HostSource:
 def process(tree: Tree) -> Part:
     """Memory, CPU time, page faults and threads of this process."""
     readings: Readings = []
-    for path in (STATM, STAT):
+    reasons = []
+    for path, parsed in ((STATM, _pages), (STAT, _stat)):
         try:
-            text = tree.read(path)
+            found = parsed(tree.read(path))
         except OSError as error:
-            return readings, unreadable(path, error)
-        found = _pages(text) if path == STATM else _stat(text)
-        if not found:
-            return readings, misunderstood(path)
+            reasons.append(unreadable(path, error))
+            continue
         readings += found
-    return readings, ""
+        if not found:
+            reasons.append(misunderstood(path))
+    return readings, " ".join(reasons)
 
 
 def _pages(text: str) -> Readings:
