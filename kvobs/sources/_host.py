@@ -19,6 +19,8 @@ PRESSURE, NUMA, CGROUP, HUGE, THP = (f"{SOURCE}.{part}" for part in (
 STAT, STATM, MEMINFO, ROLLUP = "/proc/self/stat", "/proc/self/statm", "/proc/meminfo", "/proc/self/smaps_rollup"
 HUGE_PAGES, NODES = "/sys/kernel/mm/hugepages", "/sys/devices/system/node"
 THP_MODE = "/sys/kernel/mm/transparent_hugepage/enabled"
+# Every file costs 12 to 25 us, there are many per page size and per node, and they change slowly.
+RARE_NS = 10_000_000_000
 # The kernel walks all pages of the process: 0.2 ms for a small one, 8 ms with torch, 28 ms with 2 GB. A 2,500th of the
 # time leaves the rest of this source its share of 1 ms a second.
 ROLLUP_INTERVAL_PER_COST, ROLLUP_OLDEST_NS, ROLLUP_DEAREST_NS = 2500, 60_000_000_000, 300_000_000
@@ -27,6 +29,7 @@ _STATES = (("total", "nr"), ("free", "free"), ("reserved", "resv"), ("surplus", 
 _NUMASTAT = (("hit", "numa_hit"), ("miss", "numa_miss"), ("foreign", "numa_foreign"),
              ("interleave", "interleave_hit"), ("local", "local_node"), ("other", "other_node"))
 _MICROSECOND = 1e-6
+_NEVER_NS = 1 << 63
 
 Part = tuple[Readings, str]
 
@@ -46,8 +49,8 @@ class HostSource:
     def _forget(self) -> None:
         self._facts: list[Availability] = []
         self._cgroup = Cgroup()
-        self._thp: Part = [], ""
-        self._thp_next_ns: int | None = 0
+        self._kept: dict[str, Part] = {}
+        self._next_ns: dict[str, int] = {}
 
     def install(self, emit: Emit) -> None:
         """Nothing is hooked."""
@@ -67,8 +70,9 @@ class HostSource:
         if not self._installed:
             return ()
         began = time.perf_counter_ns()
-        parts = {SOURCE: self._own(), PRESSURE: pressure(self._tree), NUMA: numa(self._tree),
-                 CGROUP: self._cgroup.read(self._tree), HUGE: huge_pages(self._tree), THP: self._huge(now_ns)}
+        self._read_rarely(now_ns)
+        parts = {SOURCE: self._own(), PRESSURE: pressure(self._tree), CGROUP: self._cgroup.read(self._tree),
+                 **self._kept}
         self._facts = [Availability(subject, bool(readings), reason) for subject, (readings, reason) in parts.items()]
         readings = tuple(reading for part, _ in parts.values() for reading in part)
         return (Poll(now_ns, SOURCE, time.perf_counter_ns() - began, readings),) if readings else ()
@@ -87,16 +91,18 @@ class HostSource:
         machine, why = memory(self._tree)
         return readings + machine, " ".join(filter(None, (reason, why)))
 
-    def _huge(self, now_ns: int) -> Part:
-        """Read more rarely the more it costs, but what is told is never older than 60 s."""
-        if self._thp_next_ns is not None and now_ns >= self._thp_next_ns:
+    def _read_rarely(self, now_ns: int) -> None:
+        """What costs more is kept for a while, by which it may be old; the more the rollup costs the longer."""
+        for subject, read in ((NUMA, numa), (HUGE, huge_pages), (THP, transparent)):
+            if now_ns < self._next_ns.get(subject, now_ns):
+                continue
             began = self._cpu()
-            self._thp = transparent(self._tree)
+            self._kept[subject] = read(self._tree)
             cost = self._cpu() - began
-            self._thp_next_ns = now_ns + min(ROLLUP_INTERVAL_PER_COST * cost, ROLLUP_OLDEST_NS)
-            if cost > ROLLUP_DEAREST_NS:
-                self._thp, self._thp_next_ns = ([], TOO_LARGE), None
-        return self._thp
+            self._next_ns[subject] = now_ns + (
+                min(ROLLUP_INTERVAL_PER_COST * cost, ROLLUP_OLDEST_NS) if subject == THP else RARE_NS)
+            if subject == THP and cost > ROLLUP_DEAREST_NS:
+                self._kept[subject], self._next_ns[subject] = ([], TOO_LARGE), _NEVER_NS
 
 
 def process(tree: Tree) -> Part:

@@ -284,10 +284,37 @@ def test_a_process_that_is_moved_is_followed(tmp_path: Path) -> None:
 # -- what is read rarely -------------------------------------------------------------------------------
 
 
+class Clock:
+    """CPU time that goes between two values in turn: every reading costs the same."""
+
+    def __init__(self, *times: int) -> None:
+        self._times = itertools.cycle(times)
+
+    def __call__(self) -> int:
+        return next(self._times)
+
+
+def test_pools_and_nodes_are_read_every_ten_seconds(tmp_path: Path) -> None:
+    """The pools of huge pages and the NUMA nodes are up to 10 s old; everything else is of this very second."""
+    source = HostSource(write(tmp_path), usage=usage)
+    source.install(lambda _: None)
+    first = told(source.sample(SECOND))
+    changed = {"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": ("kvobs.host.hugepages", "2MiB", "free"),
+               "sys/devices/system/node/node1/numastat": ("kvobs.host.numa.allocations", "1", "hit"),
+               "proc/pressure/io": ("kvobs.host.pressure", "io", "some"),
+               "sys/fs/cgroup/slice/pod/memory.current": ("kvobs.host.cgroup.memory", "usage")}
+    for name in changed:
+        text = {"numastat": "numa_hit 5000\n", "io": "some total=9000000000\n"}.get(Path(name).name, "5000\n")
+        (tmp_path / name).write_text(text)
+    for at, stale in ((10, 2), (11, 0)):
+        values = told(source.sample(at * SECOND))
+        assert [key for key in changed.values() if values[key] == first[key]] == list(changed.values())[:stale]
+
+
 def test_huge_pages_of_the_process_are_read_more_rarely_the_more_it_costs(tmp_path: Path) -> None:
     """A reading of 4 ms is repeated after 10 s, one of 200 ms after 60 s; meanwhile the last one is told."""
     for cost_ms, again_s in ((4, 10), (200, 60)):
-        source = HostSource(write(tmp_path), usage=usage, cpu=iter([0, cost_ms * 1_000_000] * 5).__next__)
+        source = HostSource(write(tmp_path), usage=usage, cpu=Clock(0, cost_ms * 1_000_000))
         source.install(lambda _: None)
         rollup = tmp_path / "proc/self/smaps_rollup"
         assert told(source.sample(SECOND))["kvobs.host.thp", "madvise"] == 4 * MiB
@@ -298,7 +325,7 @@ def test_huge_pages_of_the_process_are_read_more_rarely_the_more_it_costs(tmp_pa
 
 def test_a_huge_process_is_left_alone(tmp_path: Path) -> None:
     """After a reading of more than 300 ms the value is absent for good, and the reason says so."""
-    source = HostSource(write(tmp_path), usage=usage, cpu=iter([0, 301_000_000]).__next__)
+    source = HostSource(write(tmp_path), usage=usage, cpu=Clock(0, 301_000_000))
     source.install(lambda _: None)
     for at in (1, 1000):
         assert not only(told(source.sample(at * SECOND)), "kvobs.host.thp")
