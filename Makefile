@@ -32,8 +32,9 @@ lint: $(READY) ## Check style, types, layers and generated documentation.
 docs: $(READY) ## Write the generated parts of the documentation.
 	.venv/bin/python scripts/generate_docs.py --write
 
-picture: $(READY) ## Draw the README's picture from a real run of the demo.
+picture: $(READY) programs ## Draw the README's pictures from real runs of the demo.
 	@.venv/bin/python scripts/demo_picture.py
+	@PYTHONPATH=. .venv/bin/python scripts/view_picture.py
 
 programs:
 	@scripts/test_programs.sh

@@ -4,6 +4,7 @@ set -uo pipefail
 
 wanted=()
 command -v prometheus >/dev/null && command -v promtool >/dev/null || wanted+=(prometheus)
+command -v chromium >/dev/null || wanted+=(chromium)
 [ ${#wanted[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
@@ -21,9 +22,12 @@ fi
 echo "Installing for the tests: ${wanted[*]}."
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
-if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${wanted[@]}"; } >"$log" 2>&1 </dev/null; then
-    echo "apt-get could not install ${wanted[*]}; tests that need it skip. Its last words:"
-    tail -n 3 "$log"
-fi
+apt-get update -qq >"$log" 2>&1 </dev/null
+for package in "${wanted[@]}"; do # one by one: a distribution may lack one of them
+    if ! apt-get install -y -qq --no-install-recommends "$package" >"$log" 2>&1 </dev/null; then
+        echo "apt-get could not install $package; tests that need it skip. Its last words:"
+        tail -n 3 "$log"
+    fi
+done
 rm -f "$log"
 exit 0

@@ -96,7 +96,8 @@ def name_of(process: Process) -> str:
     """A process as the picker names it; numbers repeat between machines and containers, so its own id follows."""
     words = " ".join(Path(word).name if index == 0 else word for index, word in enumerate(process.argv or ()))
     state = "running" if process.alive else "ended"
-    return f"{process.pid if process.pid is not None else process.process[:8]} · {words[:40] or 'unknown'} · {state} · {process.process[:6]}"
+    number = process.pid if process.pid is not None else "?"
+    return f"{number} · {words[:40] or 'unknown'} · {state} · {process.process[:6]}"
 
 
 def newest_first(processes: Iterable[Process]) -> list[Process]:

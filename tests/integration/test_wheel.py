@@ -15,7 +15,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from kvobs.catalog import ROWS
-from tests.support import ROOT, child_environment, run_child
+from kvobs.store import StoreWriter
+from tests.browser import browsing, viewing
+from tests.events import turn
+from tests.support import ROOT, child_environment, run_child, wait_until
 
 
 def _needed(requirements: list[str], extra: str = "") -> set[str]:
@@ -84,7 +87,10 @@ def test_every_module_of_the_tree_is_in_the_wheel(wheel: Path) -> None:
     """No Python file of the package is left out."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.endswith(".py")}
-    assert names == {str(path.relative_to(ROOT)) for path in (ROOT / "kvobs").rglob("*.py")}
+    package = {str(path.relative_to(ROOT)) for path in (ROOT / "kvobs").rglob("*.py")}
+    pages = {f"kvobs/_app/{path.relative_to(ROOT)}" for path in (ROOT / "streamlit_app").rglob("*.py")}
+    assert len(pages) > 5
+    assert names == package | pages
 
 
 def test_doctor_runs_with_the_core_alone(empty: Path, tmp_path: Path) -> None:
@@ -124,6 +130,33 @@ def test_instrument_runs_with_the_core_alone(empty: Path, tmp_path: Path) -> Non
     assert done.stdout == "True\n", done.stderr
     assert "Traceback" not in done.stderr
     assert list((tmp_path / "store").iterdir())
+
+
+def test_the_view_without_its_extra_is_one_sentence(empty: Path, tmp_path: Path) -> None:
+    """The installed wheel knows the live view, and says what to install for it."""
+    done = run_child([empty / "kvobs", "view", tmp_path], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("kvobs: The live view needs streamlit and pandas and altair; install with: pip install "
+                           "'kvobs[app]'.\n")
+
+
+def test_the_view_of_the_wheel_runs_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked in front of an environment that has Streamlit, the wheel's own pages are served over a real store."""
+    pytest.importorskip("streamlit", reason="streamlit is not installed: pip install 'kvobs[app]'")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    writer = StoreWriter(tmp_path / "store", 2**24, "p")
+    writer.write([turn()])
+    writer.close()
+    where = run_child([sys.executable, "-c", "from kvobs.cli import _view; print(_view.app())"], cwd=tmp_path,
+                      env=child_environment(PYTHONPATH=str(tmp_path / "site")))
+    assert where.stdout.strip() == str(tmp_path / "site" / "kvobs" / "_app" / "streamlit_app" / "app.py")
+    with viewing(tmp_path / "store", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site")) as address, browsing() as window:
+        window.page.goto(address)
+        wait_until(lambda: window.state(), what="the page")
+        window.open("Turns")
+        wait_until(lambda: [row["KV held"] for row in window.table(0)] == ["1,000 B"], what="the turn")
+        assert window.errors == []
 
 
 def test_a_missing_extra_is_one_sentence(empty: Path, tmp_path: Path) -> None:

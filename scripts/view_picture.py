@@ -1,0 +1,44 @@
+"""Write docs/view.png, the README's picture of the live view: over a real conversation, while it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.browser import browsing, viewing
+from tests.support import wait_until
+
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "view.png"
+
+
+def main() -> int:
+    """Run the demo with a store of its own, and take the picture in its fourth turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        demo = subprocess.Popen([sys.executable, "-m", "kvobs", "demo", "--json", "--deep", "--turns", "6"],
+                                stdout=subprocess.PIPE, text=True,
+                                env=os.environ | {"KVOBS_STORE": str(store), "KVOBS_PROMETHEUS": "off"})
+        try:
+            assert demo.stdout is not None
+            told = [demo.stdout.readline() for _ in range(3)]
+            if not told[-1]:
+                return demo.wait()
+            with viewing(store) as address, browsing(width=1280, height=1180) as window:
+                window.page.goto(address)
+                wait_until(lambda: window.state().startswith("Live") and window.figure("tokens"), 60, "the page")
+                wait_until(lambda: window.page.locator("canvas, svg.marks").count() >= 6, 60, "the charts")
+                window.page.wait_for_timeout(4_000)
+                PICTURE.parent.mkdir(exist_ok=True)
+                window.page.screenshot(path=PICTURE)
+        finally:
+            demo.kill()
+            demo.communicate()
+    print(f"Wrote {PICTURE}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
