@@ -11,7 +11,7 @@ import streamlit as st
 # The folder above this one, wherever it was installed; last, so that it hides nothing.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from streamlit_app.pages import attention, live, turns
+from streamlit_app.views import attention, live, turns
 
 
 def main() -> None:

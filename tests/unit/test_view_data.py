@@ -175,7 +175,7 @@ def test_bytes_are_scaled_together() -> None:
 def test_the_tables_of_turns() -> None:
     """A turn's two lines hold its own numbers; what cannot be divided is absent."""
     pytest.importorskip("streamlit")
-    from streamlit_app.pages import turns
+    from streamlit_app.views import turns
 
     line, work = turns.sizes(turn()), turns.work(turn())
     assert (line["prompt"], line["of it cached"], line["new"], line["KV held"]) == (11, 4, 5, "1,000 B")

@@ -25,7 +25,7 @@ def run(page: str, store: Path) -> Any:
     """The page's script, run once; an exception in it fails the test."""
     from streamlit.testing.v1 import AppTest
 
-    script = f"from streamlit_app.pages import {page}\n{page}.render({str(store)!r})\n"
+    script = f"from streamlit_app.views import {page}\n{page}.render({str(store)!r})\n"
     found = AppTest.from_string(script, default_timeout=60).run()
     assert not found.exception, found.exception
     return found

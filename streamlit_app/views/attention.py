@@ -8,7 +8,7 @@ import streamlit as st
 
 from kvobs.store import AttentionSecond, Stored
 from streamlit_app import charts, data, units
-from streamlit_app.pages import _common
+from streamlit_app.views import _common
 
 
 def render(store: str) -> None:

@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvobs.store import Series
 from streamlit_app import charts, data
-from streamlit_app.pages import _common
+from streamlit_app.views import _common
 
 RANGES: dict[str, float | None] = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600, "all": None}
 COLUMNS = 5

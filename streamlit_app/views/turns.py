@@ -10,7 +10,7 @@ from kvobs import config
 from kvobs.analysis import article_fragmentation_rate, write_amplification
 from kvobs.model import Turn
 from streamlit_app import charts, data, units
-from streamlit_app.pages import _common
+from streamlit_app.views import _common
 
 ARTICLE = [
     {"turn": 1, "re-allocations": 0, "migrations": "0 %", "fragmentation": ""},

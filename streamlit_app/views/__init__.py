@@ -1,0 +1,1 @@
+"""One module per page; each has ``render(store)``. Streamlit lists a folder called ``pages`` by itself: not this."""
