@@ -42,31 +42,43 @@ class SlidingWindow:
 
     def push(self, t_ns: int, value: int) -> None:
         """Add a sample and let those that are too old fall out."""
-        if self._samples and t_ns < self._samples[-1][0]:
-            t_ns = self._samples[-1][0]
-        self._samples.append((t_ns, value))
+        samples = self._samples
+        if samples and t_ns < samples[-1][0]:
+            t_ns = samples[-1][0]
+        sample = (t_ns, value)
+        samples.append(sample)
         self._sum += value
         self._sum_squares += value * value
         # Monotonic deques: their heads are the window's minimum and maximum.
-        while self._lows and self._lows[-1][1] >= value:
-            self._lows.pop()
-        self._lows.append((t_ns, value))
-        while self._highs and self._highs[-1][1] <= value:
-            self._highs.pop()
-        self._highs.append((t_ns, value))
-        self.advance(t_ns)
+        lows, highs = self._lows, self._highs
+        while lows and lows[-1][1] >= value:
+            lows.pop()
+        lows.append(sample)
+        while highs and highs[-1][1] <= value:
+            highs.pop()
+        highs.append(sample)
+        # The deques hold samples too: while the oldest one is young enough, so is everything.
+        if samples[0][0] <= t_ns - self.width_ns:
+            self.advance(t_ns)
 
     def advance(self, now_ns: int) -> None:
         """Let samples at or before ``now_ns - width_ns`` fall out."""
         edge = now_ns - self.width_ns
-        while self._samples and self._samples[0][0] <= edge:
-            _, value = self._samples.popleft()
+        samples, lows, highs = self._samples, self._lows, self._highs
+        if samples and samples[-1][0] <= edge:  # all at once: the usual case after a pause
+            samples.clear()
+            lows.clear()
+            highs.clear()
+            self._sum = self._sum_squares = 0
+            return
+        while samples and samples[0][0] <= edge:
+            _, value = samples.popleft()
             self._sum -= value
             self._sum_squares -= value * value
-        while self._lows and self._lows[0][0] <= edge:
-            self._lows.popleft()
-        while self._highs and self._highs[0][0] <= edge:
-            self._highs.popleft()
+        while lows and lows[0][0] <= edge:
+            lows.popleft()
+        while highs and highs[0][0] <= edge:
+            highs.popleft()
 
     def stats(self) -> WindowStats:
         """The window now; all but ``count`` are absent when it is empty."""

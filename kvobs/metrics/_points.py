@@ -107,6 +107,9 @@ class PointTable:
 
     def replace(self, name: str, points: Mapping[Attributes, float]) -> None:
         """Make these all the points of a gauge."""
+        if len(points) <= self._max_series:
+            self.points[name] = dict(points)
+            return
         self.points[name] = {}
         for attributes, value in points.items():
             self.put(name, attributes, value)

@@ -13,12 +13,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from tests.bench import children, decode, hooks, imports, memory, passthrough, pipeline, scrape
+from tests.bench import (
+    children,
+    decode,
+    deep,
+    frame,
+    guard,
+    hooks,
+    imports,
+    memory,
+    passthrough,
+    pipeline,
+    scrape,
+    view,
+)
 from tests.bench._rows import Measurement, Plan, Progress, Row
 from tests.bench._table import show, write_json
 
 MEASUREMENTS: dict[str, Measurement] = {
-    "hooks": hooks.measure, "decode": decode.measure, "passthrough": passthrough.measure,
+    "hooks": hooks.measure, "deep": deep.measure, "guard": guard.measure, "frame": frame.measure,
+    "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
     "children": children.measure,
 }
