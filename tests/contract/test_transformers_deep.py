@@ -16,7 +16,9 @@ from kvobs.sources.transformers._cadence import BURST
 from tests.contract import tiny
 from tests.contract.attention_reference import Reference, Sums, entries
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(
+    not hasattr(transformers.modeling_utils.AttentionInterface, "get_interface"),
+    reason="transformers 5.0 has no place where attention could be looked at; the source says so (tested apart).")]
 FLASH = "two_dimensional_masks"
 STEPS = 40
 
