@@ -242,7 +242,7 @@ ROWS: tuple[Row, ...] = (
     _counter("kvobs.self.poll.duration", "s", ("source",), "Time a polled source took to read.", "sum",
              nature="measured"),
     _gauge("kvobs.self.overhead", "1", (),
-           "Share of the engine's time that the hooks took in the last second with steps; absent without steps.",
+           "Share of the engine's time that the hooks took in the last 3 s; absent while there are no steps.",
            "hooks / (hooks + forward passes)", across_ranks="max", nature="measured"),
     _gauge("kvobs.self.throttle", "{level}", (),
            "What the overhead guard does: 0 nothing, 1 no deep sampling, 2 everything passes through unobserved.",

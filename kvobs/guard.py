@@ -1,15 +1,18 @@
 """The overhead guard: decides, once a second, how much kvobs may do. Pure: time and sums come in as values.
 
 Level 0 observes all that is configured, level 1 leaves out deep sampling, level 2 lets everything pass through
-unobserved. A budget that is exceeded in two seconds running costs a level, so that even with deep sampling nothing
-is left on the engine's threads after 4 s of work. What is taken away comes back for a trial after a while that
-doubles each time the trial fails.
+unobserved. A budget that is exceeded twice running, each time over the last three seconds, costs a level, so that
+of hooks that take half of the time nothing is left on the engine's threads after 5 s of work, deep sampling or not.
+What is taken away comes back for a trial after a while that doubles each time the trial fails.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 SECOND_NS = 1_000_000_000
 STRIKES = 2
+SMOOTHING = 3  # seconds: bursts of deep sampling are uneven by design
 CALM_NS = 10 * SECOND_NS  # within the budget for so long counts as calm
 FIRST_WAIT_NS, LONGEST_WAIT_NS = 10 * SECOND_NS, 320 * SECOND_NS
 LEAST_ENGINE_S = 0.05  # less work than this in an interval says nothing about shares
@@ -24,7 +27,7 @@ class Guard:
         self._deep = deep
         self.level = OBSERVING
         self.overhead: float | None = None
-        self._before: tuple[float, float] | None = None
+        self._seconds: deque[tuple[float, float]] = deque(maxlen=SMOOTHING + 1)
         self._strikes = 0
         self._calm_since_ns: int | None = None
         self._wait_ns = FIRST_WAIT_NS
@@ -61,11 +64,12 @@ class Guard:
                 "while.")
 
     def _share(self, hook_s: float, engine_s: float) -> float | None:
-        before, self._before = self._before, (hook_s, engine_s)
-        if before is None:
+        seconds = self._seconds
+        seconds.append((hook_s, engine_s))
+        if len(seconds) < 2 or sum(seconds[-1]) - sum(seconds[-2]) < LEAST_ENGINE_S:
             return None
-        hooks, engine = hook_s - before[0], engine_s - before[1]
-        return hooks / (hooks + engine) if hooks + engine >= LEAST_ENGINE_S else None
+        hooks, engine = hook_s - seconds[0][0], engine_s - seconds[0][1]
+        return hooks / (hooks + engine)
 
     def _punish(self, now_ns: int) -> None:
         self._until_ns = now_ns + self._wait_ns
@@ -86,3 +90,5 @@ class Guard:
 
     def _to(self, level: int, *, trial: bool = False) -> None:
         self.level, self._trial, self._strikes, self._calm_since_ns = level, trial, 0, None
+        while len(self._seconds) > 1:  # what was taken away must not count against the rest
+            self._seconds.popleft()
