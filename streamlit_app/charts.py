@@ -6,7 +6,10 @@ share a chart they also differ by dash.
 
 from __future__ import annotations
 
+import collections
 import datetime
+import itertools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +26,27 @@ Samples = Sequence[tuple[int, float]]
 
 
 def frame(lines: Mapping[str, Samples]) -> Any:
-    """Named lines in long form: ``time`` (UTC), ``line``, ``value``; sorted by name."""
-    rows = [(datetime.datetime.fromtimestamp(wall_ns / 1e9, datetime.UTC), name, value)
-            for name, samples in sorted(lines.items()) for wall_ns, value in samples]
-    return pd.DataFrame(rows, columns=["time", "line", "value"])
+    """Named lines in long form: ``time`` (UTC), ``line``, ``value``, ``run``, ``alone``; sorted by name.
+
+    A line is drawn through the samples of one run only: where it had no value for a while it is absent, and a
+    stroke across that time would say that it had one. ``alone`` marks runs of one sample, which no stroke shows.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for name, samples in sorted(lines.items()):
+        numbers = runs([wall_ns for wall_ns, _ in samples])
+        sizes = collections.Counter(numbers)
+        rows += [(datetime.datetime.fromtimestamp(wall_ns / 1e9, datetime.UTC), name, value, number,
+                  sizes[number] == 1) for (wall_ns, value), number in zip(samples, numbers, strict=True)]
+    return pd.DataFrame(rows, columns=["time", "line", "value", "run", "alone"])
+
+
+def runs(times: Sequence[int]) -> list[int]:
+    """The number of the run that each instant belongs to; one ends at a gap of more than 2.5 usual distances."""
+    distances = [later - earlier for earlier, later in itertools.pairwise(times)]
+    if not distances:
+        return [0] * len(times)
+    usual = statistics.median(distances)
+    return list(itertools.accumulate((int(distance > 2.5 * usual) for distance in distances), initial=0))
 
 
 def in_bytes(named: Mapping[str, Samples], per: str = "") -> tuple[str, dict[str, Samples]]:
@@ -40,7 +60,8 @@ def in_bytes(named: Mapping[str, Samples], per: str = "") -> tuple[str, dict[str
 
 def _scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
     colours = [PALETTE[index % len(PALETTE)] for index in range(len(names))]
-    dashes = [DASHES[index % len(DASHES)] for index in range(len(names))]
+    # After the last colour they begin again with other dashes, so that no two of 36 lines look alike.
+    dashes = [DASHES[(index + index // len(PALETTE)) % len(DASHES)] for index in range(len(names))]
     return alt.Scale(domain=list(names), range=colours), alt.Scale(domain=list(names), range=dashes)
 
 
@@ -67,11 +88,13 @@ def lines(title: str, unit: str, named: Mapping[str, Samples], *, stacked: bool 
                  alt.Tooltip("value:Q", format=",.6~g", title=unit)])
     y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None, scale=alt.Scale(zero=True),
               axis=alt.Axis(format=".4~g"))
-    if stacked and len(table) > len(names):
-        drawn = base.mark_area(opacity=0.75, line=True).encode(y=y)
+    if stacked:
+        drawn = base.mark_area(opacity=0.75, line=True).encode(y=y, detail="run:N")
     else:
-        drawn = base.mark_line(point=len(table) <= 2 * len(names), interpolate="linear").encode(
-            y=y, strokeDash=alt.StrokeDash("line:N", scale=dash, legend=legend))
+        drawn = base.mark_line().encode(
+            y=y, detail="run:N", strokeDash=alt.StrokeDash("line:N", scale=dash, legend=legend))
+    if table["alone"].any():
+        drawn += base.transform_filter("datum.alone").mark_point(filled=True, size=40, opacity=1).encode(y=y)
     return drawn.properties(title=title, height=HEIGHT)
 
 
@@ -87,37 +110,43 @@ def band(title: str, unit: str, mean: Samples, deviation: Samples) -> Any:
     table["high"] = [value + width if width is not None else None
                      for value, width in zip(table["value"], widths, strict=True)]
     x = _time()
-    area = alt.Chart(table).mark_area(opacity=0.3, color=PALETTE[0]).encode(
-        x=x, y=alt.Y("low:Q", title=unit), y2="high:Q")
-    line = alt.Chart(table).mark_line(color=PALETTE[0], point=len(table) == 1).encode(
-        x=x, y=alt.Y("value:Q", title=unit),
-        tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), alt.Tooltip("value:Q", format=".4~g", title=unit)])
-    return (area + line).properties(title=title, height=HEIGHT)
+    base = alt.Chart(table).encode(
+        x=x, tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), alt.Tooltip("value:Q", format=".4~g", title=unit)])
+    y = alt.Y("value:Q", title=unit)
+    area = base.mark_area(opacity=0.3, color=PALETTE[0]).encode(
+        y=alt.Y("low:Q", title=unit), y2="high:Q", detail="run:N")
+    drawn = area + base.mark_line(color=PALETTE[0]).encode(y=y, detail="run:N")
+    if table["alone"].any():
+        drawn += base.transform_filter("datum.alone").mark_point(color=PALETTE[0], filled=True, size=40).encode(y=y)
+    return drawn.properties(title=title, height=HEIGHT)
 
 
 def turns(found: Sequence[Turn]) -> Any:
     """KV held and reserved at the end of each turn as bars, re-allocations as points with their own axis."""
-    sizes = pd.DataFrame([(turn.turn, name, value / 1024**2) for turn in found for name, value in (
-        ("held", turn.kv_bytes), ("slack", turn.kv_reserved_bytes - turn.kv_bytes))],
-        columns=["turn", "part", "MiB"])
+    unit, sizes = in_bytes({"held": [(turn.turn, turn.kv_bytes) for turn in found],
+                            "slack": [(turn.turn, turn.kv_reserved_bytes - turn.kv_bytes) for turn in found]})
+    parts = pd.DataFrame([(number, name, value) for name, samples in sizes.items() for number, value in samples],
+                         columns=["turn", "part", "size"])
     counts = pd.DataFrame([(turn.turn, turn.reallocations) for turn in found], columns=["turn", "re-allocations"])
-    bars = alt.Chart(sizes).mark_bar(opacity=0.85).encode(
-        x=alt.X("turn:O", title="turn", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("MiB:Q", title="KV at the end of the turn (MiB)"),
+    turn_axis = alt.X("turn:O", title="turn", axis=alt.Axis(labelAngle=0, labelOverlap="greedy"))
+    bars = alt.Chart(parts).mark_bar(opacity=0.85, size=min(40, max(600 // len(found), 1))).encode(
+        x=turn_axis, y=alt.Y("size:Q", title=f"KV at the end of the turn ({unit})"),
+        order=alt.Order("part:N", sort="ascending"),
         color=alt.Color("part:N", scale=alt.Scale(domain=["held", "slack"], range=[PALETTE[0], PALETTE[4]]),
-                        legend=alt.Legend(title=None, orient="bottom")), tooltip=["turn:O", "part:N", "MiB:Q"])
+                        legend=alt.Legend(title=None, orient="bottom")),
+        tooltip=["turn:O", "part:N", alt.Tooltip("size:Q", title=unit, format=",.6~g")])
     points = alt.Chart(counts).mark_line(color=PALETTE[1], point=alt.OverlayMarkDef(
         color=PALETTE[1], shape="diamond", size=70), strokeDash=[4, 3]).encode(
-        x="turn:O", y=alt.Y("re-allocations:Q", title="re-allocations (dashed)"),
+        x=turn_axis, y=alt.Y("re-allocations:Q", title="re-allocations (dashed)"),
         tooltip=["turn:O", "re-allocations:Q"])
     return alt.layer(bars, points).resolve_scale(y="independent").properties(
         title="KV bytes and re-allocations by turn", height=320)
 
 
-def attention_frame(rows: Iterable[Stored[AttentionSecond]]) -> Any:
-    """One line per second, kind and cache with the shares and sizes that the charts draw."""
+def attention_frame(rows: Iterable[tuple[Stored[AttentionSecond], int | None]]) -> Any:
+    """One line per second and kind with the shares and sizes that the charts draw."""
     found: list[dict[str, Any]] = []
-    for stored in rows:
+    for stored, held in rows:
         row = stored.record
         queries, entries = row.queries or None, row.entries or None
         local = row.local_sum / queries if queries else None
@@ -127,10 +156,11 @@ def attention_frame(rows: Iterable[Stored[AttentionSecond]]) -> Any:
             corrected = (local - chance) / (1 - chance)
         found.append({
             "time": datetime.datetime.fromtimestamp(stored.wall_ns / 1e9, datetime.UTC), "tokens": row.tokens,
-            "layers": row.layers, "cache": row.cache_id, "within 64 tokens": local, "chance line": chance,
+            "within 64 tokens": local, "chance line": chance,
             "corrected for chance": corrected, "alive (cosine > 0.15)": row.alive / entries if entries else None,
             "active": row.blocks - row.pending, "pending evict": row.pending, "to pending": row.to_pending,
-            "to active": row.to_active, "reclaimable (MiB)": row.reclaimable_bytes / 1024**2})
+            "to active": row.to_active, "reclaimable": row.reclaimable_bytes / 1024**2,
+            "held by the cache": held / 1024**2 if held is not None else None})
     return pd.DataFrame(found)
 
 
@@ -141,16 +171,19 @@ def over(table: Any, title: str, unit: str, columns: Sequence[str], x: str, *, s
     if long.empty:
         return None
     colour, dash = _scales(columns)
-    axis = (alt.X("tokens:Q", title="tokens in view", scale=alt.Scale(zero=False)) if x == "tokens"
-            else _time())
-    y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None,
+    axis = (alt.X("tokens:Q", title="tokens in view", scale=alt.Scale(zero=False), axis=alt.Axis(format=",.10~g"))
+            if x == "tokens" else _time())
+    y = alt.Y("value:Q", title=unit, stack="zero" if stacked else None, axis=alt.Axis(format=".4~g"),
               scale=alt.Scale(domain=[min(0.0, float(long["value"].min())), 1.0]) if share else alt.Scale(zero=True))
     legend = _legend(filled=stacked) if len(columns) > 1 else None
-    mark = alt.Chart(long)
-    drawn = mark.mark_area(opacity=0.75) if stacked else mark.mark_line(point=alt.OverlayMarkDef(size=18))
-    encoded = drawn.encode(
-        x=axis, y=y, color=alt.Color("line:N", scale=colour, legend=legend),
+    base = alt.Chart(long).encode(
+        x=axis, color=alt.Color("line:N", scale=colour, legend=legend),
         tooltip=[f"{x}:{'Q' if x == 'tokens' else 'T'}", "line:N", alt.Tooltip("value:Q", format=".4~g")])
     if not stacked:
-        encoded = encoded.encode(strokeDash=alt.StrokeDash("line:N", scale=dash, legend=legend))
-    return encoded.properties(title=title, height=HEIGHT)
+        drawn = base.mark_line(point=alt.OverlayMarkDef(size=18)).encode(
+            y=y, strokeDash=alt.StrokeDash("line:N", scale=dash, legend=legend))
+    elif long[x].nunique() > 1:
+        drawn = base.mark_area(opacity=0.75).encode(y=y)
+    else:
+        drawn = base.mark_bar(opacity=0.85, size=12).encode(y=y)
+    return drawn.properties(title=title, height=HEIGHT)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from kvobs.catalog import BY_NAME
 from kvobs.model import Availability, FlightRecord
@@ -23,13 +24,18 @@ from kvobs.store import (
     Stored,
     StoreError,
     StoreReader,
+    latest_attention,
     series,
     session_facts,
-    span,
+    spans,
 )
 from streamlit_app import units
 
 STALE_S = 3.0
+RECENT_S = 10  # of which the strip is worked out, whatever range the charts have
+CHARTED = 6  # processes with lines of their own
+INTERVALS = 400
+SESSIONS = 500  # in the picker
 SECOND_NS = 1_000_000_000
 LIVE_METRICS = (
     "kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.buffer.largest", "kvobs.kv.fragmentation.article",
@@ -40,6 +46,7 @@ LIVE_METRICS = (
     "process.memory.usage", "kvobs.attention.reclaimable")
 GUARD = {0: "observing", 1: "not deep", 2: "passing"}
 Samples = list[tuple[int, float]]
+Row = TypeVar("Row")
 _COMBINE: dict[str, Callable[[list[float]], float]] = {"sum": math.fsum, "max": max, "min": min}
 
 
@@ -61,11 +68,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class Live:
-    """The Live page at one moment. ``age_s`` is since the last sample of what is shown."""
+    """The Live page at one moment.
+
+    ``figures`` and ``age_s`` are of the ``told`` of the chosen processes: of the running ones, or, where none runs,
+    of those that ended last. ``stale`` names running ones that have not written for more than ``STALE_S``;
+    ``series`` are of the first ``CHARTED`` chosen ones, a point being the last one of ``every_s`` seconds.
+    """
 
     figures: list[Figure]
     series: list[Series]
     processes: list[Process]
+    chosen: int
+    told: int
+    stale: list[str]
+    every_s: float
     age_s: float | None
     running: bool
     availability: list[Stored[Availability]]
@@ -73,8 +89,8 @@ class Live:
     problems: list[str] = field(default_factory=list)
 
 
-def open_store(path: str) -> StoreReader:
-    """The reader of what is at ``path``.
+def open_store(path: str, chosen: str | None = None) -> StoreReader:
+    """The reader of what is at ``path``, of the chosen process or of all.
 
     Raises:
         NothingYet: nothing was written there.
@@ -84,7 +100,7 @@ def open_store(path: str) -> StoreReader:
     if not place.exists():
         raise NothingYet(f"Nothing has been written in {place} yet. Start a process with: kvobs run -- python serve.py")
     try:
-        return StoreReader(place)
+        return StoreReader(place, None if chosen is None else [chosen])
     except StoreError:
         if place.is_dir() and not any(place.glob("kvobs-*.sqlite")):
             raise NothingYet(f"There is no store in {place} yet. Start a process with: kvobs run -- python serve.py"
@@ -114,25 +130,43 @@ def live(path: str, chosen: str | None, range_s: float | None, now_ns: int | Non
     Raises:
         NothingYet, StoreError: as ``open_store``.
     """
-    reader = open_store(path)
-    processes = newest_first(reader.processes())
+    everything = open_store(path)
+    processes = newest_first(everything.processes())
     picked = [found for found in processes if chosen in (None, found.process)]
-    ends = span(reader)
-    running = any(found.alive for found in picked)
+    reader = everything if chosen is None else open_store(path, chosen)
     now = time.time_ns() if now_ns is None else now_ns
-    last = max((found.heartbeat_wall_ns or 0 for found in picked), default=0)
+    written = spans(reader)
+    told = told_of(picked, {process: last for process, (_, last) in written.items()})
+    running = any(found.alive for found in picked)
+    newest_ns = max((written[process][1] for process in told if process in written), default=None)
     # A range that ends with the data: of a process that ended an hour ago one wants its last minutes.
-    until = (now if running else min(now, last + SECOND_NS)) + 1
-    since = until - int(range_s * SECOND_NS) if range_s is not None else (ends[0] if ends else until - SECOND_NS)
-    found = series(reader, LIVE_METRICS, since, until, processes=[one.process for one in picked]) if ends else []
-    newest = max((one.wall_ns[-1] for one in found), default=None)
-    ids = {one.process for one in picked}
+    until = (now if running or newest_ns is None else min(now, newest_ns)) + 1
+    first = min((first for first, _ in written.values()), default=until - SECOND_NS)
+    since = until - int(range_s * SECOND_NS) if range_s is not None else min(first, until - SECOND_NS)
+    recent = [one for process in told if process in written for one in series(
+        reader, LIVE_METRICS, written[process][1] - RECENT_S * SECOND_NS, written[process][1] + 1,
+        processes=[process], most=INTERVALS)]
     return Live(
-        figures=figures(found, now), series=found, processes=processes,
-        age_s=None if newest is None else (now - newest) / SECOND_NS, running=running,
-        availability=[fact for fact in reader.availability() if fact.process in ids],
-        flights=[flight for flight in reader.flights() if flight.process in ids][-5:],
-        problems=[str(problem) for problem in reader.problems])
+        figures=figures(recent, now), processes=processes, chosen=len(picked), told=len(told),
+        series=series(reader, LIVE_METRICS, since, until, most=INTERVALS,
+                      processes=[found.process for found in picked[:CHARTED]]),
+        stale=[name_of(found) for found in picked if found.alive and found.process in written
+               and now - written[found.process][1] > STALE_S * SECOND_NS],
+        every_s=(until - since) / INTERVALS / SECOND_NS,
+        age_s=None if newest_ns is None else (now - newest_ns) / SECOND_NS, running=running,
+        availability=reader.availability(), flights=reader.flights()[-5:],
+        problems=[str(problem) for problem in everything.problems])
+
+
+def told_of(picked: Sequence[Process], last_ns: Mapping[str, int]) -> list[str]:
+    """The processes whose numbers may be added up now: the running ones, else those that ended with the last one.
+
+    What a process held that ended earlier is held no more.
+    """
+    running = [found.process for found in picked if found.alive]
+    ends = {found.process: last_ns[found.process] for found in picked if found.process in last_ns}
+    end = max(ends.values(), default=0)
+    return running or [process for process, last in ends.items() if last > end - STALE_S * SECOND_NS]
 
 
 def of(found: Iterable[Series], metric: str, **attributes: str) -> list[Series]:
@@ -220,7 +254,7 @@ def figures(found: Sequence[Series], now_ns: int) -> list[Figure]:
                "kvobs.kv.copied"),
         figure("tokens", "Tokens /s", newest_rate(of(found, "kvobs.step.tokens")), units.count, "/s",
                "kvobs.step.tokens"),
-        figure("fragmentation-article", "Fragmentation (article)", newest(of(alive, "kvobs.kv.fragmentation.article")),
+        figure("fragmentation-article", "Fragm. (article)", newest(of(alive, "kvobs.kv.fragmentation.article")),
                units.share, "", "kvobs.kv.fragmentation.article"),
         figure("fragmentation-window", "Unused in window", newest(of(alive, "kvobs.window.fragmentation")), units.share,
                "", "kvobs.window.fragmentation"),
@@ -236,27 +270,44 @@ def figures(found: Sequence[Series], now_ns: int) -> list[Figure]:
     ]
 
 
+def processes_seen(path: str) -> object:
+    """What the picker of processes depends on; never raises."""
+    try:
+        return [(found.process, found.alive) for found in newest_first(open_store(path).processes())]
+    except (NothingYet, StoreError) as why:
+        return str(why)
+
+
+def sessions_seen(path: str) -> object:
+    """What the picker of sessions depends on; never raises."""
+    try:
+        found, processes = sessions(path)
+        return found, [(process.process, process.alive) for process in processes.values()]
+    except (NothingYet, StoreError) as why:
+        return str(why)
+
+
 def sessions(path: str) -> tuple[list[SessionFact], dict[str, Process]]:
-    """The sessions of a store, newest first, and its processes by id.
+    """The newest sessions of a store, newest first, and its processes by id.
 
     Raises:
         NothingYet, StoreError: as ``open_store``; there are no turns.
     """
     reader = open_store(path)
-    found = session_facts(reader)
+    found = session_facts(reader)[:SESSIONS]
     if not found:
         raise NothingYet("No turn has ended yet. A turn is told when its generate call returns.")
     return found, {process.process: process for process in reader.processes()}
 
 
-def attention(path: str, chosen: str | None) -> list[Stored[AttentionSecond]]:
-    """Sampled attention of a process (or of all), oldest first.
+def attention(path: str, chosen: str | None) -> list[tuple[Stored[AttentionSecond], int | None]]:
+    """Sampled attention of the cache that a process (or any) sampled last, oldest first, beside the bytes it held.
 
     Raises:
         NothingYet, StoreError: as ``open_store``; nothing was sampled.
     """
-    reader = open_store(path)
-    found = [row for row in reader.attention() if chosen in (None, row.process)]
+    reader = open_store(path, chosen)
+    found = latest_attention(reader)
     if not found:
         reasons = sorted({fact.record.reason for fact in reader.availability()
                           if fact.record.subject == "attention" and fact.record.reason})
@@ -265,7 +316,7 @@ def attention(path: str, chosen: str | None) -> list[Stored[AttentionSecond]]:
     return found
 
 
-def thinned(rows: Sequence[Stored[AttentionSecond]], most: int = 400) -> list[Stored[AttentionSecond]]:
+def thinned(rows: Sequence[Row], most: int = INTERVALS) -> list[Row]:
     """At most ``most`` rows, evenly, the last one always among them."""
     if len(rows) <= most:
         return list(rows)

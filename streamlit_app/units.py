@@ -1,7 +1,10 @@
-"""Numbers as people read them. Pure."""
+"""Numbers and texts as people read them. Pure."""
 
 from __future__ import annotations
 
+import re
+
+_MARKS = re.compile(r"([!-/:-@\[-`{-~])")  # ASCII punctuation, which a backslash makes plain in Markdown
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -37,3 +40,11 @@ def raw(value: float, unit: str) -> str:
     """The very number, for whoever compares: whole ones in full, others to six digits."""
     whole = value == int(value) and abs(value) < 2**53
     return (f"{int(value):,} {unit}" if whole else f"{value:.6g} {unit}").strip()
+
+
+def plain(text: str) -> str:
+    """A text of the observed process for a place that reads Markdown: shown as it is, on one line.
+
+    A session or a model may be called ``![](http://...)``, and a page must not ask anyone for that picture.
+    """
+    return _MARKS.sub(r"\\\1", " ".join(text.split()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from kvobs.store._export import export_parquet
 from kvobs.store._reader import AttentionSecond, Point, Process, StepSecond, Stored, StoreReader
 from kvobs.store._schema import StoreError
-from kvobs.store._series import Series, SessionFact, series, session_facts, span
+from kvobs.store._series import Series, SessionFact, latest_attention, series, session_facts, spans
 from kvobs.store._writer import StoreWriter
 
 __all__ = ["AttentionSecond", "Point", "Process", "Series", "SessionFact", "StepSecond", "StoreError", "StoreReader",
-           "StoreWriter", "Stored", "export_parquet", "series", "session_facts", "span"]
+           "StoreWriter", "Stored", "export_parquet", "latest_attention", "series", "session_facts",
+           "spans"]

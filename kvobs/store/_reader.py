@@ -6,11 +6,12 @@ is named in ``problems``.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import json
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -132,13 +133,16 @@ class Point(msgspec.Struct, frozen=True, gc=False):
 class StoreReader:
     """The stores at a path."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, processes: Collection[str] | None = None) -> None:
         """Look once.
 
+        Args:
+            processes: read the stores of these alone; None means all.
         Raises:
             StoreError: nothing readable is there.
         """
         self.path = Path(path)
+        self._only = None if processes is None else frozenset(processes)
         self.problems: list[StoreError] = []
         self.stores()
 
@@ -160,12 +164,13 @@ class StoreReader:
         self.problems, readable = [], []
         for store in found:
             try:
-                with reading(store.path):
+                row = _process_row(store)
+                if self._only is None or (row[0] if row else store.process) in self._only:
                     readable.append(store)
             except StoreError as problem:
                 if store.path.exists():
                     self.problems.append(problem)
-        if not readable and self.problems:
+        if not readable and self.problems and self._only is None:
             raise self.problems[0]
         return readable
 
@@ -196,7 +201,7 @@ class StoreReader:
         if unknown := [name for name in wanted if name not in allowed]:
             raise StoreError(f"The table {table!r} has no column {unknown[0]!r}; it has {', '.join(allowed)}.")
         where, values = _conditions(spec, since_wall_ns, until_wall_ns, session)
-        stores = [store for store in self.stores() if spec.since == 1 or _version(store) >= spec.since]
+        stores = [store for store in self.stores() if spec.since == 1 or version_of(store) >= spec.since]
         width = 1 + len(wanted)  # behind it in each row stands what orders the rows, the time first
         page = max(_PAGE_ROWS // max(len(stores), 1), 200)
         streams = [_pages(store, process_of(store), spec, wanted, where, values, page) for store in stores]
@@ -263,9 +268,9 @@ class StoreReader:
         for store in self.stores():
             process = process_of(store)
             alive[process] = alive.get(process, False) or store.alive
-            for row in _fetch_there(store.path, f"SELECT {', '.join(TABLES['process'].names)} FROM process"):
-                if process not in facts or row[1] >= facts[process][1]:
-                    facts[process] = row
+            row = _process_row(store)
+            if row is not None and (process not in facts or row[1] >= facts[process][1]):
+                facts[process] = row
         return sorted((_process(name, lives, facts.get(name)) for name, lives in alive.items()),
                       key=lambda found: found.started_wall_ns or 0)
 
@@ -280,11 +285,33 @@ class StoreReader:
 
 def process_of(store: _space.Store) -> str:
     """The process that wrote a store, also one that was renamed."""
-    rows = _fetch_there(store.path, "SELECT process FROM process")
-    return str(rows[0][0]) if rows else store.process
+    row = _process_row(store)
+    return str(row[0]) if row else store.process
 
 
-def _version(store: _space.Store) -> int:
+def _process_row(store: _space.Store) -> tuple[Any, ...] | None:
+    """What a store says of its process.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    if store.alive or not store.modified_ns:
+        return _read_process_row(store.path)
+    return _finished(store.path, store.modified_ns, store.db_bytes, store.wal_bytes)
+
+
+@functools.lru_cache(maxsize=4 * _space.MAX_FILES)
+def _finished(path: Path, *_state: int) -> tuple[Any, ...] | None:
+    """As ``_read_process_row``: what has ended says the same until its files change, and a view looks every second."""
+    return _read_process_row(path)
+
+
+def _read_process_row(path: Path) -> tuple[Any, ...] | None:
+    return next(iter(_fetch_there(path, f"SELECT {', '.join(TABLES['process'].names)} FROM process")), None)
+
+
+def version_of(store: _space.Store) -> int:
+    """The version of the schema that a store was written with."""
     return int(next(iter(_fetch_there(store.path, "PRAGMA user_version")), (0,))[0])
 
 

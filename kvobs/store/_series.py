@@ -14,8 +14,8 @@ import msgspec
 
 from kvobs.store import _space
 from kvobs.store._connect import fetch
-from kvobs.store._reader import StoreReader, process_of
-from kvobs.store._schema import StoreError
+from kvobs.store._reader import AttentionSecond, Stored, StoreReader, process_of, version_of
+from kvobs.store._schema import TABLES, StoreError
 
 
 class Series(msgspec.Struct, frozen=True, gc=False):
@@ -47,11 +47,16 @@ WHERE series IN ({numbers}) ORDER BY wall_ns
 """
 
 
-def span(reader: StoreReader) -> tuple[int, int] | None:
-    """The first and the last instant (Unix nanoseconds) that points were written at; None when none were."""
-    ends = [row for store in reader.stores()
-            for row in _there(store, "SELECT min(wall_ns), max(wall_ns) FROM points", ()) if row[0] is not None]
-    return (min(row[0] for row in ends), max(row[1] for row in ends)) if ends else None
+def spans(reader: StoreReader) -> dict[str, tuple[int, int]]:
+    """Per process the first and the last instant (Unix nanoseconds) of its points; without points it is left out."""
+    found: dict[str, tuple[int, int]] = {}
+    for store in reader.stores():
+        for first, last in _there(store, "SELECT min(wall_ns), max(wall_ns) FROM points", ()):
+            if first is not None:
+                process = process_of(store)
+                known = found.get(process, (first, last))
+                found[process] = (min(first, known[0]), max(last, known[1]))
+    return found
 
 
 def series(reader: StoreReader, metrics: Sequence[str], since_wall_ns: int, until_wall_ns: int, *,
@@ -97,6 +102,24 @@ def session_facts(reader: StoreReader) -> list[SessionFact]:
                 turns, last = turns + before.turns, max(last, before.last_wall_ns)
             found[process, session] = SessionFact(process, session, turns, last)
     return sorted(found.values(), key=lambda fact: -fact.last_wall_ns)
+
+
+def latest_attention(reader: StoreReader) -> list[tuple[Stored[AttentionSecond], int | None]]:
+    """Sampled attention of the cache that was sampled last, oldest first.
+
+    Beside each second the KV bytes that the whole cache held after its last step; None where no step was recorded.
+    """
+    columns = TABLES["attention"].names
+    stores = [store for store in reader.stores() if version_of(store) >= TABLES["attention"].since]
+    ends = [(*row, process_of(store)) for store in stores
+            for row in _there(store, "SELECT wall_ns, cache_id FROM attention ORDER BY wall_ns DESC LIMIT 1", ())]
+    if not ends:
+        return []
+    _, cache, process = max(ends)
+    sql = (f"SELECT {', '.join(columns)}, (SELECT kv_bytes FROM steps WHERE steps.wall_ns = attention.wall_ns AND "
+           "steps.cache_id = attention.cache_id) FROM attention WHERE cache_id = ? ORDER BY wall_ns, layers")
+    return [(Stored(process, row[0], AttentionSecond(*row[:-1])), row[-1])
+            for store in stores if process_of(store) == process for row in _there(store, sql, (cache,))]
 
 
 def _there(store: _space.Store, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:

@@ -1,17 +1,19 @@
-"""What the pages share: states without data, the process picker, a chart or its absence."""
+"""What the pages share: states without data, pickers, a chart or its absence."""
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import streamlit as st
 
-from kvobs.store import Process, StoreError
+from kvobs.store import StoreError
 from streamlit_app import data, units
 
 ALL = "all"
+Option = TypeVar("Option", bound=Hashable)
 
 
 def guarded(draw: Callable[..., None]) -> Callable[..., None]:
@@ -22,14 +24,49 @@ def guarded(draw: Callable[..., None]) -> Callable[..., None]:
         try:
             draw(*arguments)
         except data.NothingYet as nothing:
-            st.info(str(nothing))
+            st.info(units.plain(str(nothing)))
         except StoreError as error:
-            st.error(str(error))
+            st.error(units.plain(str(error)))
 
     return page
 
 
-def pick_process(store: str, key: str) -> str | None:
+def watch(look: Callable[[], object]) -> None:
+    """Draw the whole page anew when ``look`` says something else than now: a process began, a session was added."""
+    _watch(look, look())
+
+
+@st.fragment(run_every=1.0)
+def _watch(look: Callable[[], object], seen: object) -> None:
+    if look() != seen:
+        st.rerun()
+
+
+def pick(label: str, names: Mapping[Option, str], memory: str) -> Option:
+    """Let the user choose; the choice outlives new names, a new order and a visit to another page.
+
+    ``names`` must not be empty; its first entry is what stands until something is chosen.
+    """
+    options, labels = list(names), distinct(names)
+    key = f"{memory}-{hash(tuple(labels.items()))}"
+    if key not in st.session_state and st.session_state.get(memory) in names:
+        st.session_state[key] = st.session_state[memory]
+    chosen: Option = st.sidebar.selectbox(label, options, key=key, format_func=lambda one: labels.get(one, ""))
+    st.session_state[memory] = chosen
+    return chosen
+
+
+def distinct(names: Mapping[Option, str]) -> dict[Option, str]:
+    """The same names, numbered where two are equal: Streamlit tells options apart by what they say."""
+    seen: collections.Counter[str] = collections.Counter()
+    told: dict[Option, str] = {}
+    for option, name in names.items():
+        seen[name] += 1
+        told[option] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return told
+
+
+def pick_process(store: str) -> str | None:
     """Let the user choose a process of the store, or all; returns its id or None.
 
     Raises:
@@ -37,9 +74,9 @@ def pick_process(store: str, key: str) -> str | None:
     """
     processes = data.newest_first(data.open_store(store).processes())
     names = {found.process: data.name_of(found) for found in processes}
-    options = [*names, *([ALL] if len(names) > 1 else [])]
-    chosen = st.sidebar.selectbox("Process", options, key=key,
-                                  format_func=lambda one: names.get(one, f"All {len(names)} processes"))
+    if len(names) > 1:
+        names[ALL] = f"All {len(names)} processes"
+    chosen = pick("Process", names, "process")
     return None if chosen == ALL else chosen
 
 
@@ -51,15 +88,22 @@ def chart(drawn: Any, absent: str) -> None:
         st.altair_chart(drawn, width="stretch")
 
 
-def staleness(age_s: float | None, running: bool, processes: Sequence[Process]) -> None:
+def staleness(found: data.Live) -> None:
     """Say so, visibly, when what is shown is not now."""
     with st.container(key="state"):
-        if age_s is None:
-            st.warning("No sample has been written yet." if running else "The process ended before its first sample.")
-        elif not running:
-            ended = "The process has ended" if len(processes) == 1 else "The chosen processes have ended"
-            st.warning(f"{ended}: everything below is as of {units.seconds(age_s)} ago.")
-        elif age_s > data.STALE_S:
-            st.warning(f"Stale: the last sample is {units.seconds(age_s)} old, although the process is running.")
+        if found.age_s is None:
+            st.warning("No sample has been written yet." if found.running
+                       else "The process ended before its first sample.")
+        elif not found.running:
+            ended = "The process has ended" if found.chosen == 1 else "The chosen processes have ended"
+            st.warning(f"{ended}: everything below is as of {units.seconds(found.age_s)} ago.")
+        elif found.age_s > data.STALE_S:
+            st.warning(f"Stale: the last sample is {units.seconds(found.age_s)} old, although the process is running.")
+        elif found.stale:
+            st.warning("Stale in part: these run but have not written for more than "
+                       f"{units.seconds(data.STALE_S)}: {units.plain(', '.join(found.stale))}.")
         else:
-            st.success(f"Live: the last sample is {units.seconds(max(age_s, 0.0))} old.")
+            st.success(f"Live: the last sample is {units.seconds(max(found.age_s, 0.0))} old.")
+        if found.told < found.chosen:
+            st.caption(f"The figures are of {found.told} of {found.chosen} processes: what an ended one held is held "
+                       "no more.")

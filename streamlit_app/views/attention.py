@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import streamlit as st
@@ -10,16 +11,21 @@ from kvobs.store import AttentionSecond, Stored
 from streamlit_app import charts, data, units
 from streamlit_app.views import _common
 
+RULE = ("Pending evict is the article's rule: the largest attention score of a block stayed below 0.08 in three "
+        "consecutive steps. In long contexts nearly every block satisfies it, since the scores of many tokens sum to "
+        "one: it says what the rule would evict, not what can be lost without harm.")
+
 
 def render(store: str) -> None:
     """The page: a process, a cache, and its sampled attention over tokens or time."""
     st.header("Attention")
+    _common.watch(functools.partial(data.processes_seen, store))
     _page(store)
 
 
 @_common.guarded
 def _page(store: str) -> None:
-    chosen = _common.pick_process(store, "attention-process")
+    chosen = _common.pick_process(store)
     axis = st.sidebar.radio("Over", ["tokens", "time"], key="attention-axis", horizontal=True)
     _fresh(store, chosen, axis)
 
@@ -32,21 +38,21 @@ def _fresh(store: str, chosen: str | None, axis: str) -> None:
 @_common.guarded
 def _draw(store: str, chosen: str | None, axis: str) -> None:
     rows = data.attention(store, chosen)
-    last = rows[-1]
-    rows = [row for row in rows if (row.process, row.record.cache_id) == (last.process, last.record.cache_id)]
-    kinds = sorted({row.record.layers for row in rows})
-    st.caption(f"Sampled: one of {last.record.every} decode steps at present, in bursts of three. The cache that was "
-               f"sampled last: {last.record.model}, {last.record.cache}, session {last.record.session[:40] or '-'}, "
-               f"turn {last.record.turn}.")
+    last = rows[-1][0].record
+    kinds = sorted({row.record.layers for row, _ in rows})
+    st.caption(f"Sampled: one of {last.every} decode steps at present, in bursts of three. The cache that was "
+               f"sampled last: {units.plain(last.model)}, {units.plain(last.cache)}, session "
+               f"{units.plain(last.session[:40]) or '-'}, turn {last.turn}.")
     for kind in kinds:
-        of_kind = [row for row in rows if row.record.layers == kind]
+        of_kind = [row for row in rows if row[0].record.layers == kind]
         if len(kinds) > 1:
-            st.subheader(f"{kind.capitalize()} layers")
+            st.subheader(f"{units.plain(kind.capitalize())} layers")
         _kind(charts.attention_frame(data.thinned(of_kind)), of_kind[-1], axis, kind)
+    st.caption(RULE)
 
 
-def _kind(table: Any, last: Stored[AttentionSecond], axis: str, kind: str) -> None:
-    now = last.record
+def _kind(table: Any, last: tuple[Stored[AttentionSecond], int | None], axis: str, kind: str) -> None:
+    now, held = last[0].record, last[1]
     local = now.local_sum / now.queries if now.queries else None
     chance = now.chance_sum / now.queries if now.queries else None
     strip = [
@@ -55,6 +61,7 @@ def _kind(table: Any, last: Stored[AttentionSecond], axis: str, kind: str) -> No
         ("chance", "Chance line", "absent" if chance is None else units.share(chance)),
         ("pending", "Blocks pending evict", f"{now.pending:,} of {now.blocks:,}"),
         ("reclaimable", "Reclaimable", units.size(now.reclaimable_bytes)),
+        ("held", "Held by the cache", "absent" if held is None else units.size(held)),
     ]
     for column, (key, label, text) in zip(st.columns(len(strip)), strip, strict=True):
         with column, st.container(key=f"figure-{kind}-{key}"):
@@ -66,11 +73,10 @@ def _kind(table: Any, last: Stored[AttentionSecond], axis: str, kind: str) -> No
                       "Locality: nothing but attention sinks is in view yet.")
         _common.chart(charts.over(table, "Life cycle: blocks of 16 tokens, all layers (S4)", "blocks",
                                   ["active", "pending evict"], axis, stacked=True), "Life cycle: no block yet.")
+        _common.chart(charts.over(table, "Life cycle: transitions in sampled steps, per second (S4)", "transitions",
+                                  ["to pending", "to active"], axis), "Transitions: no block yet.")
     with right:
         _common.chart(charts.over(table, "Alive K/V entries by the cosine rule (S4)", "share of entries",
                                   ["alive (cosine > 0.15)"], axis, share=True), "Alive: no entry in view yet.")
-        _common.chart(charts.over(table, "Reclaimable KV: bytes in blocks pending evict", "MiB",
-                                  ["reclaimable (MiB)"], axis), "Reclaimable: no block yet.")
-    st.caption("Pending evict is the article's rule: the largest attention score of a block stayed below 0.08 in three "
-               "consecutive steps. In long contexts nearly every block satisfies it, since the scores of many tokens "
-               "sum to one: it says what the rule would evict, not what can be lost without harm.")
+        _common.chart(charts.over(table, "Reclaimable KV (blocks pending evict) beside what is held", "MiB",
+                                  ["held by the cache", "reclaimable"], axis), "Reclaimable: no block yet.")

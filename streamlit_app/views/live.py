@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import json
 import math
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from kvobs.store import Series
-from streamlit_app import charts, data
+from streamlit_app import charts, data, units
 from streamlit_app.views import _common
 
 RANGES: dict[str, float | None] = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600, "all": None}
@@ -19,12 +21,13 @@ COLUMNS = 5
 def render(store: str) -> None:
     """The page: pickers, then what refreshes itself every second."""
     st.header("Live")
+    _common.watch(functools.partial(data.processes_seen, store))
     _page(store)
 
 
 @_common.guarded
 def _page(store: str) -> None:
-    chosen = _common.pick_process(store, "live-process")
+    chosen = _common.pick_process(store)
     reach = st.sidebar.radio("Range", list(RANGES), index=1, key="live-range", horizontal=True)
     _fresh(store, chosen, RANGES[reach])
 
@@ -37,11 +40,15 @@ def _fresh(store: str, chosen: str | None, range_s: float | None) -> None:
 @_common.guarded
 def _draw(store: str, chosen: str | None, range_s: float | None) -> None:
     found = data.live(store, chosen, range_s)
-    picked = [process for process in found.processes if chosen in (None, process.process)]
     for problem in found.problems:
-        st.warning(problem)
-    _common.staleness(found.age_s, found.running, picked)
+        st.warning(units.plain(problem))
+    _common.staleness(found)
     _strip(found.figures)
+    if found.every_s > 1.5:
+        st.caption(f"Charts: each point of a gauge is the last sample of {units.seconds(found.every_s)}, each point of "
+                   "a rate the mean over it.")
+    if found.chosen > data.CHARTED:
+        st.caption(f"Charts: the first {data.CHARTED} of {found.chosen} processes.")
     _charts(found)
     _facts(found)
 
@@ -65,26 +72,30 @@ def _charts(found: data.Live) -> None:
         _common.chart(_bytes("Memory of the process", _memory(found)),
                       "Memory: no source reports it here.")
     with right:
-        mean, variance = (_whole(found, f"kvobs.window.step.{name}") for name in ("mean", "variance"))
-        _common.chart(charts.band("Step in the sliding window: mean and one deviation", "seconds", mean,
-                                  [(when, math.sqrt(value)) for when, value in variance]),
-                      "Step windows: no forward pass in this range.")
+        _common.chart(_steps(found), "Step windows: no forward pass in this range.")
         _common.chart(_bytes("KV bytes per second", {
-            "written": data.rate(_whole(found, "kvobs.kv.written")),
-            "copied again": data.rate(_whole(found, "kvobs.kv.copied"))}, per="/s"), "KV traffic: none in this range.")
+            **_rates(found, "kvobs.kv.written", word="written"),
+            **_rates(found, "kvobs.kv.copied", word="copied again")}, per="/s"), "KV traffic: none in this range.")
         _common.chart(charts.lines("Own overhead: share of the engine's time in hooks", "share",
-                                   {"overhead": _whole(found, "kvobs.self.overhead")}),
+                                   _by(found, "kvobs.self.overhead", word="overhead")),
                       "Own overhead: no forward pass in this range.")
 
 
 def _facts(found: data.Live) -> None:
     st.subheader("What can be seen here, and what not")
-    facts = sorted((fact.record for fact in found.availability), key=lambda fact: (fact.available, fact.subject))
-    st.table([{"subject": fact.subject, "seen": "yes" if fact.available else "no", "why": fact.reason}
+    several = found.chosen > 1
+    facts = sorted(found.availability, key=lambda fact: (fact.record.available, fact.record.subject, fact.process))
+    if facts:
+        st.table([{"subject": units.plain(fact.record.subject), "seen": "yes" if fact.record.available else "no",
+                   "why": units.plain(fact.record.reason),
+                   **({"process": units.plain(_short(found, fact.process))} if several else {})}
                   for fact in facts], hide_index=True)
+    else:
+        st.caption("Nothing was reported yet.")
     for flight in reversed(found.flights):
         record = flight.record
-        with st.expander(f"Flight record: {record.reason} on {record.device}"):
+        when = datetime.datetime.fromtimestamp(flight.wall_ns / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        with st.expander(units.plain(f"Flight record: {record.reason} on {record.device}, {when} UTC")):
             st.text(record.message)
             for name, text in (("The minute before", record.windows), ("The allocator", record.snapshot)):
                 if text:
@@ -97,35 +108,40 @@ def _bytes(title: str, named: dict[str, data.Samples], per: str = "", *, stacked
     return charts.lines(title, unit, scaled, stacked=stacked)
 
 
-def _label(process: str, words: list[str], several: bool) -> str:
-    return " · ".join([*([process[:8]] if several else []), *words])
+def _short(found: data.Live, process: str) -> str:
+    """A process in a legend: its number, and the beginning of its id as in the picker."""
+    number = next((one.pid for one in found.processes if one.process == process), None)
+    return f"{'' if number is None else number} {process[:6]}".strip()
 
 
-def _by(found: data.Live, metric: str, *attributes: str) -> dict[str, data.Samples]:
+def _by(found: data.Live, metric: str, *attributes: str, word: str = "") -> dict[str, data.Samples]:
     """One line per process and value of the attributes, aggregated over all others."""
     groups: dict[str, list[Series]] = {}
-    processes = data.by_process(found.series)
     for one in data.of(found.series, metric):
-        words = [one.attributes.get(name, "") for name in attributes]
-        groups.setdefault(_label(one.process, words, len(processes) > 1), []).append(one)
+        words = [_short(found, one.process) if found.chosen > 1 else "", word,
+                 *(one.attributes.get(name, "") for name in attributes)]
+        groups.setdefault(" · ".join(filter(None, words)), []).append(one)
     return {name: data.over_time(series) for name, series in groups.items()}
 
 
-def _rates(found: data.Live, metric: str, attribute: str) -> dict[str, data.Samples]:
-    return {name: data.rate(samples) for name, samples in _by(found, metric, attribute).items()}
+def _rates(found: data.Live, metric: str, *attributes: str, word: str = "") -> dict[str, data.Samples]:
+    return {name: data.rate(samples) for name, samples in _by(found, metric, *attributes, word=word).items()}
 
 
-def _whole(found: data.Live, metric: str) -> data.Samples:
-    """A metric of the first chosen process that has it: windows of several processes do not add up."""
-    for series in data.by_process(data.of(found.series, metric)).values():
-        return data.over_time(series)
-    return []
+def _steps(found: data.Live) -> Any:
+    """The mean with its deviation; of several processes the means alone, for bands would hide each other."""
+    means = _by(found, "kvobs.window.step.mean", word="mean")
+    if found.chosen > 1:
+        return charts.lines("Step in the sliding window: mean", "seconds", means)
+    variances = _by(found, "kvobs.window.step.variance", word="mean")
+    return charts.band("Step in the sliding window: mean and one deviation", "seconds", means.get("mean", []),
+                       [(when, math.sqrt(value)) for when, value in variances.get("mean", [])])
 
 
 def _memory(found: data.Live) -> dict[str, data.Samples]:
-    named = {"resident": _by(found, "process.memory.usage"), "heap": _by(found, "kvobs.heap.usage", "state"),
-             "allocator": {name: samples for name, samples in _by(found, "kvobs.allocator.usage", "device",
-                                                                  "state").items() if "cpu" not in name},
-             "device": _by(found, "kvobs.device.memory", "device", "part")}
-    return {" · ".join(filter(None, (group, name))): samples
-            for group, some in named.items() for name, samples in some.items()}
+    """All that is known of memory. What the allocator says of the CPU the heap says too."""
+    return {**_by(found, "process.memory.usage", word="resident"),
+            **_by(found, "kvobs.heap.usage", "state", word="heap"),
+            **{name: samples for name, samples in _by(found, "kvobs.allocator.usage", "device", "state",
+                                                      word="allocator").items() if "cpu" not in name},
+            **_by(found, "kvobs.device.memory", "device", "part", word="device")}

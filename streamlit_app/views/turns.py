@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import streamlit as st
@@ -13,11 +14,11 @@ from streamlit_app import charts, data, units
 from streamlit_app.views import _common
 
 ARTICLE = [
-    {"turn": 1, "re-allocations": 0, "migrations": "0 %", "fragmentation": ""},
-    {"turn": 3, "re-allocations": 2, "migrations": "100 %", "fragmentation": ""},
-    {"turn": 5, "re-allocations": 7, "migrations": "57 %", "fragmentation": ""},
-    {"turn": 6, "re-allocations": None, "migrations": "", "fragmentation": "21.3 % (12,480 and 9,824 MiB)"},
-    {"turn": 7, "re-allocations": None, "migrations": "", "fragmentation": "60.0 % (13,120 and 5,248 MiB)"},
+    {"turn": 1, "re-allocations": "0", "migrations": "0 %", "fragmentation": ""},
+    {"turn": 3, "re-allocations": "2", "migrations": "100 %", "fragmentation": ""},
+    {"turn": 5, "re-allocations": "7", "migrations": "57 %", "fragmentation": ""},
+    {"turn": 6, "re-allocations": "", "migrations": "", "fragmentation": "21.3 % (12,480 and 9,824 MiB)"},
+    {"turn": 7, "re-allocations": "", "migrations": "", "fragmentation": "60.0 % (13,120 and 5,248 MiB)"},
 ]
 NOTE = ("The article's figures are of one deployment. With a dynamic cache every forward pass re-allocates K and V of "
         "every layer, and with a static cache none does. The article's fragmentation rate over KV buffers tells how "
@@ -28,6 +29,7 @@ SHOWN = 500
 def render(store: str) -> None:
     """The page: a session, its chart and its tables."""
     st.header("Turns")
+    _common.watch(functools.partial(data.sessions_seen, store))
     _page(store)
 
 
@@ -35,15 +37,15 @@ def render(store: str) -> None:
 def _page(store: str) -> None:
     found, processes = data.sessions(store)
     several = len({fact.process for fact in found}) > 1
-
-    def name(index: int) -> str:
-        fact = found[index]
+    names = {}
+    for fact in found:
         words = " ".join(fact.session.split())[:60] or "(no name)"
-        process = f" · {data.name_of(processes[fact.process])}" if several and fact.process in processes else ""
-        return f"{words} · {fact.turns} turns{process}"
-
-    chosen = st.sidebar.selectbox("Session", range(len(found)), format_func=name, key="turns-session")
-    _fresh(store, found[chosen].process, found[chosen].session)
+        process = processes.get(fact.process)
+        owner = f" · {data.name_of(process)}" if several and process is not None else ""
+        names[fact.process, fact.session] = f"{words} · {fact.turns} turn{'s' * (fact.turns != 1)}{owner}"
+    if len(found) == data.SESSIONS:
+        st.sidebar.caption(f"The {data.SESSIONS} sessions that were heard of last.")
+    _fresh(store, *_common.pick("Session", names, "session"))
     with st.expander("The article's figures, and why these differ"):
         st.table(ARTICLE, hide_index=True)
         st.write(NOTE)
@@ -69,12 +71,12 @@ def _draw(store: str, process: str, session: str) -> None:
     st.subheader("Re-allocations and migrations by turn (S6)")
     st.table([work(turn) for turn in turns], hide_index=True)
     address = config.load().jaeger_url
+    traced = [turn for turn in turns if turn.trace_id]
     with st.container(key="traces"):
-        for turn in turns[-10:]:
-            if turn.trace_id and address:
-                st.markdown(f"[Trace of turn {turn.turn}]({address}/trace/{turn.trace_id})")
-            elif turn.trace_id:
-                st.caption(f"Trace of turn {turn.turn}: {turn.trace_id}")
+        if traced and address:
+            st.markdown(" · ".join(f"[Trace of turn {turn.turn}]({address}/trace/{turn.trace_id})" for turn in traced))
+        elif traced:
+            st.caption(" · ".join(f"Trace of turn {turn.turn}: {units.plain(turn.trace_id)}" for turn in traced))
 
 
 def sizes(turn: Turn) -> dict[str, Any]:
@@ -83,7 +85,8 @@ def sizes(turn: Turn) -> dict[str, Any]:
     return {"turn": turn.turn, "prompt": turn.prompt_tokens, "of it cached": turn.cached_tokens,
             "new": turn.new_tokens, "KV held": f"{turn.kv_bytes:,} B", "reserved": f"{turn.kv_reserved_bytes:,} B",
             "largest buffer": f"{turn.kv_largest_bytes:,} B",
-            "fragmentation (article)": "absent" if rate is None else units.share(rate), "outcome": turn.outcome}
+            "fragmentation (article)": "absent" if rate is None else units.share(rate),
+            "outcome": units.plain(turn.outcome)}
 
 
 def work(turn: Turn) -> dict[str, Any]:
@@ -94,6 +97,6 @@ def work(turn: Turn) -> dict[str, Any]:
     return {"turn": turn.turn, "re-allocations": turn.reallocations, "migrations": moved,
             "share across devices": units.share(moved / changed) if changed else "absent",
             "written": units.size(turn.bytes_written), "copied again": units.size(turn.bytes_copied),
-            "copied / written": None if amplification is None else round(amplification - 1, 1),
+            "copied / written": "absent" if amplification is None else f"{amplification - 1:.1f}",
             "TTFT": "absent" if turn.ttft_ns is None else units.seconds(turn.ttft_ns / 1e9),
             "per token": "absent" if turn.tpot_ns is None else units.seconds(turn.tpot_ns / 1e9)}

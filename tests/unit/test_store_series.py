@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvobs.catalog import BY_NAME
-from kvobs.store import StoreReader, StoreWriter, series, session_facts, span
-from tests.events import turn
+from kvobs.store import StoreReader, StoreWriter, latest_attention, series, session_facts, spans
+from tests.events import attention, step, turn
 
 SECOND = 1_000_000_000
 WALL = 1_700_000_000 * SECOND
@@ -64,16 +64,18 @@ def test_processes_are_chosen(tmp_path: Path) -> None:
     assert {one.process for one in found} == {"b"}
 
 
-def test_the_span_is_that_of_all_stores(tmp_path: Path) -> None:
-    """The first and the last instant over all files; nothing written is no span."""
-    StoreWriter(tmp_path, 64 * 1024**2, "c").commit()
+def test_spans_are_those_of_the_points(tmp_path: Path) -> None:
+    """The first and the last instant of each process over all its files; who wrote no point has none."""
     empty = StoreWriter(tmp_path, 64 * 1024**2, "c")
     empty.write([turn()])
     empty.close()
-    assert span(StoreReader(tmp_path)) is None
+    assert spans(StoreReader(tmp_path)) == {}
     write(tmp_path, "a", 3)
+    write(tmp_path, "a", 4, start=20)
     write(tmp_path, "b", 5, start=10)
-    assert span(StoreReader(tmp_path)) == (WALL, WALL + 14 * SECOND)
+    assert spans(StoreReader(tmp_path)) == {
+        "a": (WALL, WALL + 23 * SECOND), "b": (WALL + 10 * SECOND, WALL + 14 * SECOND)}
+    assert set(spans(StoreReader(tmp_path, ["b", "nobody"]))) == {"b"}
 
 
 def test_sessions_are_told_newest_first(tmp_path: Path) -> None:
@@ -86,3 +88,22 @@ def test_sessions_are_told_newest_first(tmp_path: Path) -> None:
     assert [(fact.process, fact.session, fact.turns, (fact.last_wall_ns - WALL) // SECOND)
             for fact in session_facts(StoreReader(tmp_path))] == [
         ("b", "anna", 1, 100), ("a", "anna", 2, 2), ("a", "ben", 1, 1)]
+
+
+def test_attention_is_that_of_the_cache_sampled_last(tmp_path: Path) -> None:
+    """Its seconds alone, oldest first over both kinds of layers, each beside what the cache held then, if known."""
+    for process, cache, start in (("a", 1, 0), ("a", 2, 10), ("b", 1, 5)):
+        wall = WALL + start * SECOND
+        writer = StoreWriter(tmp_path, 64 * 1024**2, process, clock=lambda: 0, wall=lambda wall=wall: wall)
+        for second in range(3):
+            writer.write([attention(t_ns=second * SECOND, cache_id=cache, tokens=second, layers=layers)
+                          for layers in ("sliding", "full")])
+            if second:
+                writer.write([step(t_ns=second * SECOND, cache_id=cache, kv_bytes=100 * start + second)])
+        writer.close()
+    found = latest_attention(StoreReader(tmp_path))
+    assert [(row.process, row.record.cache_id, row.record.layers, row.record.tokens, held) for row, held in found] == [
+        ("a", 2, layers, second, 1_000 + second if second else None)
+        for second in range(3) for layers in ("full", "sliding")]
+    assert {row.process for row, _ in latest_attention(StoreReader(tmp_path, ["b"]))} == {"b"}
+    assert latest_attention(StoreReader(tmp_path, ["nobody"])) == []

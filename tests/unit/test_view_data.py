@@ -11,10 +11,13 @@ pytest.importorskip("altair")
 
 import itertools
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from kvobs.catalog import BY_NAME
 from kvobs.model import Turn
-from kvobs.store import AttentionSecond, Series, Stored, StoreWriter
-from streamlit_app import charts, data, units
+from kvobs.store import Process, Series, StoreWriter
+from streamlit_app import data, units
 from tests.events import turn
 
 SECOND = 1_000_000_000
@@ -117,59 +120,13 @@ def test_a_range_ends_where_an_ended_process_ended(tmp_path: Path) -> None:
     assert (found.running, found.age_s) == (False, 3_601.0)
 
 
-def second(**changes: object) -> Stored[AttentionSecond]:
-    values: dict[str, object] = {
-        "wall_ns": WALL, "cache_id": 1, "layers": "full", "t_ns": 0, "source": "transformers", "model": "m",
-        "cache": "DynamicCache", "device": "cpu", "dtype": "float32", "session": "s", "turn": 1, "every": 3,
-        "steps": 3, "hook_ns": 0, "tokens": 100, "queries": 40, "local_sum": 34.0, "chance_sum": 28.0, "entries": 200,
-        "alive": 50, "blocks": 21, "pending": 6, "to_pending": 2, "to_active": 1, "reclaimable_bytes": 3 * 1024**2}
-    return Stored("p", WALL, AttentionSecond(**values | changes))  # type: ignore[arg-type]
-
-
-def test_shares_of_attention() -> None:
-    """Sums divided by their counts; corrected for chance is (share - chance) / (1 - chance)."""
-    row = charts.attention_frame([second()]).iloc[0]
-    assert row["within 64 tokens"] == pytest.approx(0.85)
-    assert row["chance line"] == pytest.approx(0.7)
-    assert row["corrected for chance"] == pytest.approx(0.5)
-    assert row["alive (cosine > 0.15)"] == pytest.approx(0.25)
-    assert (row["active"], row["pending evict"], row["reclaimable (MiB)"]) == (15, 6, 3)
-
-
-def test_shares_without_a_denominator_are_absent() -> None:
-    """Where nothing but sinks is in view there is no share, and where chance is one there is no correction."""
-    table = charts.attention_frame([second(queries=0, local_sum=0.0, chance_sum=0.0, entries=0),
-                                    second(local_sum=40.0, chance_sum=40.0)])
-    assert table["within 64 tokens"].isna().tolist() == [True, False]
-    assert table["corrected for chance"].isna().tolist() == [True, True]
-    assert table["alive (cosine > 0.15)"].isna().tolist() == [True, False]
-
-
 def test_thinning_keeps_the_last_row() -> None:
     """Many rows become at most as many as are wanted, evenly, and the newest is among them."""
-    rows = [second(t_ns=number) for number in range(1_001)]
-    thin = data.thinned(rows, 100)
+    thin = data.thinned(range(1_001), 100)
     assert len(thin) <= 100
-    assert thin[-1] is rows[-1]
-    steps = {later.record.t_ns - earlier.record.t_ns for earlier, later in itertools.pairwise(thin)}
-    assert len(steps) == 1
-
-
-def test_charts_of_nothing_are_none() -> None:
-    """No data gives no chart, one point gives a visible mark, names keep their colour and dash."""
-    assert charts.lines("t", "u", {"a": []}) is None
-    assert charts.band("t", "u", [], []) is None
-    single = charts.lines("t", "u", {"a": [(WALL, 1.0)]}).to_dict()
-    assert single["mark"]["point"] is True
-    two = charts.lines("t", "u", {"b": [(WALL, 1.0), (WALL + 1, 2.0)], "a": [(WALL, 1.0)]}).to_dict()
-    assert two["encoding"]["color"]["scale"] == {"domain": ["a", "b"], "range": list(charts.PALETTE[:2])}
-    assert two["encoding"]["strokeDash"]["scale"]["range"] == [list(dash) for dash in charts.DASHES[:2]]
-
-
-def test_bytes_are_scaled_together() -> None:
-    """All lines of a chart of bytes share the unit of the largest value."""
-    unit, scaled = charts.in_bytes({"a": [(0, 3 * 1024**2)], "b": [(0, 1024**2 / 2)]}, "/s")
-    assert (unit, scaled) == ("MiB/s", {"a": [(0, 3.0)], "b": [(0, 0.5)]})
+    assert thin[-1] == 1_000
+    assert len({later - earlier for earlier, later in itertools.pairwise(thin)}) == 1
+    assert data.thinned(range(7), 7) == list(range(7))
 
 
 def test_the_tables_of_turns() -> None:
@@ -181,8 +138,106 @@ def test_the_tables_of_turns() -> None:
     assert (line["prompt"], line["of it cached"], line["new"], line["KV held"]) == (11, 4, 5, "1,000 B")
     assert line["fragmentation (article)"] == "75.0 %"
     assert (work["re-allocations"], work["migrations"], work["share across devices"]) == (20, 2, "9.1 %")
-    assert (work["copied / written"], work["TTFT"], work["per token"]) == (3.0, "500 ms", "375 ms")
+    assert (work["copied / written"], work["TTFT"], work["per token"]) == ("3.0", "500 ms", "375 ms")
     bare: Turn = turn(kv_reserved_bytes=0, reallocations=0, migrations=(), bytes_written=0, ttft_ns=None, tpot_ns=None)
     assert turns.sizes(bare)["fragmentation (article)"] == "absent"
-    assert [turns.work(bare)[name] for name in ("share across devices", "copied / written", "TTFT", "per token")] == [
-        "absent", None, "absent", "absent"]
+    assert {turns.work(bare)[name] for name in ("share across devices", "copied / written", "TTFT", "per token")} == {
+        "absent"}
+
+
+def process(name: str, alive: bool, heartbeat: int = 0) -> Process:
+    return Process(name, alive, 7, "h", "3", ("python", "serve.py"), 0, 0, None, heartbeat, None, 0)
+
+
+def test_figures_add_up_what_is_held_at_one_time() -> None:
+    """Running processes count, silent or not; of ended ones those that ended with the last, within three seconds."""
+    last = {"a": 100 * SECOND, "b": 98 * SECOND, "c": 10 * SECOND}
+    told = [data.told_of([process(name, name in running) for name in "abcd"], last)
+            for running in ("", "c", "bd", "abcd")]
+    assert told == [["a", "b"], ["c"], ["b", "d"], ["a", "b", "c", "d"]]
+    assert data.told_of([process("d", False)], last) == []
+
+
+def live_store(directory: Path, name: str, until: int, step: float = 1.0) -> StoreWriter:
+    """A writer that is left open, so that its process counts as running; a point per second until then."""
+    now = [0]
+    writer = StoreWriter(directory, 64 * 1024**2, name, clock=lambda: now[0], wall=lambda: WALL)
+    for second in range(until + 1):
+        now[0] = second * SECOND
+        writer.write_points([(BY_NAME["kvobs.kv.usage"], {("m", "cpu", "x", "held"): 100.0 + second}),
+                             (BY_NAME["kvobs.kv.reallocations"], {("m", "cpu", "x", "decode"): step * second})])
+        writer.commit()
+    return writer
+
+
+def test_figures_do_not_depend_on_the_range(tmp_path: Path) -> None:
+    """The strip tells the last second whatever the charts span, also of a running process that fell silent long ago."""
+    writer = live_store(tmp_path, "p", 900, step=3.0)
+    try:
+        told = [data.live(str(tmp_path), None, reach, now_ns=WALL + 1_000 * SECOND) for reach in (60, 300, 3_600, None)]
+    finally:
+        writer.close()
+    for found in told:
+        strip = {figure.key: figure for figure in found.figures}
+        assert (strip["kv-held"].raw, strip["kv-held"].age_s) == ("1,000 B", 100.0)
+        assert strip["reallocations"].raw == "3 /s"
+        assert (found.running, found.age_s, len(found.stale)) == (True, 100.0, 1)
+    assert [bool(found.series) for found in told] == [False, True, True, True]
+    assert [found.every_s for found in told[:3]] == pytest.approx([0.15, 0.75, 9.0], abs=0.01)
+
+
+def test_what_an_ended_process_held_is_not_added(tmp_path: Path) -> None:
+    """With all processes chosen the bytes and rates are of those that run, while charts keep the one that ended."""
+    live_store(tmp_path, "old", 50).close()
+    writer = live_store(tmp_path, "new", 60)
+    try:
+        found = data.live(str(tmp_path), None, 300, now_ns=WALL + 60 * SECOND)
+    finally:
+        writer.close()
+    strip = {figure.key: figure for figure in found.figures}
+    assert (strip["kv-held"].raw, strip["reallocations"].raw) == ("160 B", "1 /s")
+    assert (found.told, found.chosen) == (1, 2)
+    assert {series.process for series in found.series} == {"old", "new"}
+
+
+def test_a_chosen_process_is_read_alone(tmp_path: Path) -> None:
+    """Facts, figures and series are of the chosen process; the picker still has all."""
+    live_store(tmp_path, "a", 5).close()
+    live_store(tmp_path, "b", 7).close()
+    found = data.live(str(tmp_path), "a", None, now_ns=WALL + 9 * SECOND)
+    assert {series.process for series in found.series} == {"a"}
+    assert {one.process for one in found.processes} == {"a", "b"}
+    assert {figure.key: figure for figure in found.figures}["kv-held"].raw == "105 B"
+
+
+def test_pickers_notice_what_is_new(tmp_path: Path) -> None:
+    """What the pickers depend on changes with the first store, each process, its end and each session."""
+    looks: list[tuple[object, object]] = []
+
+    def look() -> None:
+        looks.append((data.processes_seen(str(tmp_path)), data.sessions_seen(str(tmp_path))))
+
+    look()
+    writer = StoreWriter(tmp_path, 64 * 1024**2, "a")
+    writer.commit()
+    look()
+    writer.write([turn(session="anna")])
+    writer.commit()
+    look()
+    writer.close()
+    look()
+    look()
+    assert [len({str(one[0]) for one in looks[:number]}) for number in range(1, 6)] == [1, 2, 2, 3, 3]
+    assert [len({str(one[1]) for one in looks[:number]}) for number in range(1, 6)] == [1, 2, 3, 4, 4]
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zs", "Zl", "Zp"])))
+def test_plain_text_reads_as_itself(text: str) -> None:
+    """Markdown reads the escaped text as that very text and nothing else, by an independent parser."""
+    markdown = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+    tokens = markdown.MarkdownIt("commonmark").parse(units.plain(text))
+    assert "".join(child.content for token in tokens for child in token.children or ()) == text
+    assert {child.type for token in tokens for child in token.children or ()} <= {"text", "text_special"}
+    assert [token.type for token in tokens] == (
+        ["paragraph_open", "inline", "paragraph_close"] if text else [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,12 @@ def run(page: str, store: Path) -> Any:
 
 def text(found: Any) -> str:
     kinds = (found.info, found.warning, found.success, found.error, found.caption, found.markdown)
-    return "\n".join(str(element.value) for kind in kinds for element in kind)
+    return "\n".join(read(str(element.value)) for kind in kinds for element in kind)
+
+
+def read(markdown: str) -> str:
+    """What a reader sees of Markdown whose only marks are backslashes."""
+    return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", markdown)
 
 
 def write(directory: Path, process: str, seconds: int, session: str = "anna") -> None:
@@ -79,9 +86,10 @@ def test_live_says_what_the_store_says(tmp_path: Path) -> None:
     assert "1,029 B · " in text(found)
     assert "The process has ended" in text(found)
     (facts,) = found.table
-    assert facts.value.to_dict("records") == [
+    assert [{name: read(cell) for name, cell in row.items()} for row in facts.value.to_dict("records")] == [
         {"subject": "cuda", "seen": "no", "why": "There is no CUDA device."}]
-    assert [expander.label for expander in found.expander] == ["Flight record: out_of_memory on cuda:0"]
+    assert [read(expander.label) for expander in found.expander] == [
+        "Flight record: out_of_memory on cuda:0, 2023-11-14 22:13:49 UTC"]
 
 
 def test_turns_say_what_the_store_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +112,8 @@ def test_attention_says_how_much_is_sampled(tmp_path: Path) -> None:
     assert "Sampled: one of 3 decode steps" in text(found)
     assert {metric.label: metric.value for metric in found.metric} == {
         "Alive (cosine)": "75.0 %", "Mass within 64 tokens": "79.2 %", "Chance line": "60.4 %",
-        "Blocks pending evict": "6 of 21", "Reclaimable": "12.00 KiB"}
+        "Blocks pending evict": "6 of 21", "Reclaimable": "12.00 KiB",
+        "Held by the cache": "1,000 B"}
 
 
 def test_attention_that_was_not_sampled_says_why(tmp_path: Path) -> None:
@@ -132,13 +141,76 @@ def test_two_processes_are_told_apart(tmp_path: Path) -> None:
     assert len(set(sessions.options)) == 2
 
 
-@pytest.mark.parametrize("session", ["<img src=x onerror=alert(1)>", "x" * 4_000, "a\nb\tc", "", "`**`[l](https://x)"])
-def test_hostile_session_names_are_text(tmp_path: Path, session: str) -> None:
-    """Whatever a session is called, the pages render, and its name is never markup."""
-    write(tmp_path, "p", 2, session=session)
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "x" * 4_000, "a\nb\tc", "", "`**`[l](https://x)",
+                                  "![x](https://example.org/x.png)", ":red[x] $x$ :material/home:", "# x", "|a|b|"])
+def test_hostile_names_are_text(tmp_path: Path, name: str) -> None:
+    """Whatever a session, a model or a reason is called, the pages render, and none of it is read as markup."""
+    writer = StoreWriter(tmp_path, 256 * 1024**2, "p")
+    origin = model.Origin("transformers", name, name, name, "float32")
+    writer.write([step(origin=origin), attention(origin=origin, session=name), model.Availability(name, False, name),
+                  turn(origin=origin, session=name, outcome=name, trace_id="ab" * 16),
+                  model.FlightRecord(0, name, name, 512, name, '{"age_s":[1]}', "")])
+    writer.write_points([(BY_NAME["kvobs.kv.usage"], {(name, name, name, "held"): 1.0})])
+    writer.close()
     for page in PAGES:
         found = run(page, tmp_path)
-        assert not any(session and session in str(element.value) and element.allow_html for element in found.markdown)
+        marked = [str(element.value) for kind in (found.markdown, found.caption, found.warning, found.info)
+                  for element in kind if not str(element.value).startswith("[Trace of turn ")]
+        marked += [expander.label for expander in found.expander]
+        marked += [str(cell) for table in found.table for cell in table.value.to_numpy().ravel()]
+        assert not [text for text in marked if re.search(r"(?<!\\)[<\[\]`*$#|]", text)]
+        assert not any(element.allow_html for element in found.markdown)
+
+
+def test_a_choice_outlives_new_names_and_a_new_order(tmp_path: Path) -> None:
+    """The chosen session stays chosen while others get turns, its own label changes, and the pages are changed."""
+    write(tmp_path, "p", 1, session="anna")
+    write(tmp_path, "p", 2, session="ben")
+    found = run("turns", tmp_path)
+    picker = found.sidebar.selectbox[0]
+    (anna,) = [option for option in picker.options if option.startswith("anna")]
+    picker.select(("p", "anna")).run()
+    assert found.table[0].value["turn"].tolist() == [1]
+    write(tmp_path, "p", 3, session="anna")
+    write(tmp_path, "p", 1, session="carl")
+    found.run()
+    assert found.sidebar.selectbox[0].value == ("p", "anna")
+    assert anna not in found.sidebar.selectbox[0].options
+    assert found.table[0].value["turn"].tolist() == [1, 1, 2, 3]
+
+
+def test_sessions_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+    """Two long names with one beginning are two entries, and each shows its own turns."""
+    write(tmp_path, "p", 1, session="x" * 200 + "1")
+    write(tmp_path, "p", 1, session="x" * 200 + "2")
+    found = run("turns", tmp_path)
+    assert len(set(found.sidebar.selectbox[0].options)) == 2
+
+
+def test_several_processes_have_lines_of_their_own(tmp_path: Path) -> None:
+    """With all processes chosen each chart has a line per process, counters and windows too."""
+    for name in ("aaaaaa1", "bbbbbb2"):
+        write(tmp_path, name, 3)
+    found = run("live", tmp_path)
+    found.sidebar.selectbox[0].select("all").run()
+    specs = [json.loads(chart.proto.spec) for chart in found.get("vega_lite_chart")]
+    domains = {spec["title"]: spec.get("layer", [spec])[0]["encoding"]["color"]["scale"]["domain"] for spec in specs}
+    assert {title: {label.split(" · ")[0].split()[-1] for label in labels} for title, labels in domains.items()} == {
+        title: {"aaaaaa", "bbbbbb"} for title in ("KV bytes", "Re-allocations per second")}
+
+
+def test_a_silent_process_is_stale(tmp_path: Path) -> None:
+    """A process that runs but wrote its last sample years ago is said to be stale, and its last figures stay."""
+    now = [0]
+    writer = StoreWriter(tmp_path, 64 * 1024**2, "p", clock=lambda: now[0], wall=lambda: WALL)
+    try:
+        writer.write_points([(BY_NAME["kvobs.kv.usage"], {("m", "cpu", "x", "held"): 1_029.0})])
+        writer.commit()
+        found = run("live", tmp_path)
+    finally:
+        writer.close()
+    assert "although the process is running" in text(found)
+    assert {metric.label: metric.value for metric in found.metric}["KV held"] == "1.00 KiB"
 
 
 def test_an_unreadable_neighbour_is_named(tmp_path: Path) -> None:
@@ -146,7 +218,7 @@ def test_an_unreadable_neighbour_is_named(tmp_path: Path) -> None:
     write(tmp_path, "p", 3)
     (tmp_path / "kvobs-x-000001.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 5_000)
     found = run("live", tmp_path)
-    assert any("kvobs-x-000001.sqlite" in str(warning.value) for warning in found.warning)
+    assert any("kvobs-x-000001.sqlite" in read(str(warning.value)) for warning in found.warning)
     assert found.metric
 
 
