@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvobs.runtime import Runtime
 
 # The libraries that the sources of this version observe.
-TRIGGERS = frozenset({"transformers"})
+TRIGGERS = frozenset({"torch", "transformers"})
 
 _armed = False
 _settings: dict[str, str] = {}

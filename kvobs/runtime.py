@@ -120,6 +120,7 @@ class Runtime:
         with self._lifecycle:
             if not self._running:
                 return
+            ready = self.tick(sample=True)  # the last look: what is uninstalled has nothing to say any more
             self._running = False
             self.bus.wake = None
             for source in self.sources:
@@ -127,8 +128,8 @@ class Runtime:
             self.bus.active = False
             self._wake.set()
             if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join(timeout=STOP_S)
-            drained = self.tick(sample=True)
+                self._thread.join(timeout=STOP_S if ready else 0)
+            drained = ready and self.tick(sample=True)
             self.bus.active = False  # the guard may just have resumed
             self._guarded("otlp", self.otel.stop)
             if self.prometheus is not None:
@@ -180,7 +181,7 @@ class Runtime:
         if due:
             self._sampled_ns = now
             events += self._facts
-            for source in self.sources:
+            for source in self.sources if self._running else ():
                 self._guarded(f"sample {source.name}", lambda s=source: events.extend(s.sample(now)))
                 self._guarded(f"availability {source.name}", lambda s=source: events.extend(s.availability()))
         events = self.flight.complete(events)
