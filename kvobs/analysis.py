@@ -20,3 +20,21 @@ def write_amplification(bytes_written: int, bytes_copied: int) -> float | None:
 def unused_share(reserved_bytes: int, allocated_bytes: int) -> float | None:
     """(reserved - allocated) / reserved: the share of an allocator's device memory that serves nobody now."""
     return (reserved_bytes - allocated_bytes) / reserved_bytes if reserved_bytes > 0 else None
+
+
+def chance_share(length: int, window: int, sinks: int = 0) -> float | None:
+    """Mean share of the keys in view that lie at most ``window`` tokens before their query, unitless.
+
+    It is the locality (S7) of uniform causal attention over ``length`` tokens: 0.388 at 512 and 64. The first ``sinks``
+    keys count for nothing, and queries that see no other key are left out. Absent when none is left.
+    """
+    seen = range(1, length - sinks + 1)
+    return sum(min(keys, window + 1) / keys for keys in seen) / len(seen) if seen else None
+
+
+def corrected(share: float, chance: float) -> float | None:
+    """(share - chance) / (1 - chance): 0 where attention is uniform, 1 where all of it is near.
+
+    The form of Cohen's kappa. Absent where chance leaves no room, that is, every key in view is near.
+    """
+    return (share - chance) / (1 - chance) if chance < 1 else None

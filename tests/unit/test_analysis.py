@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvobs.analysis import article_fragmentation_rate, unused_share, write_amplification
+from kvobs.analysis import (
+    article_fragmentation_rate,
+    chance_share,
+    corrected,
+    unused_share,
+    write_amplification,
+)
 
 
 @pytest.mark.parametrize(("total", "largest", "rate"), [(1000, 250, 0.75), (1000, 1000, 0.0), (60, 1, 59 / 60)])
@@ -37,3 +43,40 @@ def test_nothing_has_no_ratio() -> None:
     assert write_amplification(0, 0) is None
     assert write_amplification(0, 64) is None
     assert unused_share(0, 0) is None
+
+
+@pytest.mark.parametrize(("length", "window", "sinks"), [(1, 0, 0), (5, 2, 0), (40, 64, 0), (100, 7, 4), (5, 64, 4)])
+def test_the_chance_line_is_what_counting_every_pair_gives(length: int, window: int, sinks: int) -> None:
+    """Over each query's keys in view, one by one: the share that is near, and its mean over the queries."""
+    shares = []
+    for query in range(length):
+        keys = [key for key in range(query + 1) if key >= sinks]
+        if keys:
+            shares.append(sum(query - key <= window for key in keys) / len(keys))
+    assert chance_share(length, window, sinks) == pytest.approx(sum(shares) / len(shares))
+
+
+def test_the_chance_line_of_512_tokens_is_the_article_s() -> None:
+    """By harmonic numbers, (65 + 65 (H(512) - H(65))) / 512, which is 0.388."""
+    harmonic = sum(1 / n for n in range(66, 513))
+    assert chance_share(512, 64) == pytest.approx((65 + 65 * harmonic) / 512)
+    assert round(chance_share(512, 64) or 0, 3) == 0.388
+
+
+def test_the_chance_line_of_sinks_alone_is_absent() -> None:
+    """Where no key is left there is no share."""
+    assert chance_share(0, 64) is None
+    assert chance_share(4, 64, sinks=4) is None
+    assert chance_share(3, 64, sinks=4) is None
+
+
+@pytest.mark.parametrize(("share", "chance", "value"), [
+    (0.388, 0.388, 0.0), (1.0, 0.388, 1.0), (0.92, 0.388, 0.532 / 0.612), (0.0, 0.5, -1.0), (0.3, 0.0, 0.3)])
+def test_correction_for_chance(share: float, chance: float, value: float) -> None:
+    """Uniform attention has 0, attention that is all near has 1, less than chance is below 0."""
+    assert corrected(share, chance) == pytest.approx(value)
+
+
+def test_where_everything_is_near_there_is_no_corrected_share() -> None:
+    """A cache no longer than the window has a chance of 1, against which nothing can be told."""
+    assert corrected(1.0, 1.0) is None
