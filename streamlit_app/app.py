@@ -13,10 +13,17 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from streamlit_app.views import attention, live, turns
 
+# Streamlit lets columns shrink until a number reads "14…"; these wrap instead.
+STYLE = """<style>
+[class*="st-key-strip"] [data-testid="stColumn"] { min-width: 10.5rem; }
+[class*="st-key-charts"] [data-testid="stColumn"] { min-width: 26rem; }
+</style>"""
+
 
 def main() -> None:
     """Draw the page that the address names."""
     st.set_page_config(page_title="kvobs", layout="wide", initial_sidebar_state="expanded")
+    st.html(STYLE)
     store = sys.argv[1] if len(sys.argv) > 1 else ""
     pages = [(live.render, "Live", "live"), (turns.render, "Turns", "turns"),
              (attention.render, "Attention", "attention")]

@@ -51,11 +51,14 @@ def runs(times: Sequence[int]) -> list[int]:
 
 def in_bytes(named: Mapping[str, Samples], per: str = "") -> tuple[str, dict[str, Samples]]:
     """Bytes in the binary unit that suits the largest of them, and that unit's name."""
-    most = max((abs(value) for samples in named.values() for _, value in samples), default=0.0)
+    unit, scale = _binary(max((abs(value) for samples in named.values() for _, value in samples), default=0.0))
+    return unit + per, {name: [(wall_ns, value / scale) for wall_ns, value in samples]
+                        for name, samples in named.items()}
+
+
+def _binary(most: float) -> tuple[str, int]:
     step = next((power for power in (3, 2, 1) if most >= 1024**power), 0)
-    unit = ("B", "KiB", "MiB", "GiB")[step] + per
-    return unit, {name: [(wall_ns, value / 1024**step) for wall_ns, value in samples]
-                  for name, samples in named.items()}
+    return ("B", "KiB", "MiB", "GiB")[step], 1024**step
 
 
 def _scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale]:
@@ -159,9 +162,16 @@ def attention_frame(rows: Iterable[tuple[Stored[AttentionSecond], int | None]]) 
             "within 64 tokens": local, "chance line": chance,
             "corrected for chance": corrected, "alive (cosine > 0.15)": row.alive / entries if entries else None,
             "active": row.blocks - row.pending, "pending evict": row.pending, "to pending": row.to_pending,
-            "to active": row.to_active, "reclaimable": row.reclaimable_bytes / 1024**2,
-            "held by the cache": held / 1024**2 if held is not None else None})
+            "to active": row.to_active, "reclaimable": row.reclaimable_bytes,
+            "held by the cache": held})
     return pd.DataFrame(found)
+
+
+def over_bytes(table: Any, title: str, columns: Sequence[str], x: str) -> Any:
+    """As ``over`` for columns of bytes, in the binary unit that suits the largest of them."""
+    sizes = table[list(columns)].astype(float)
+    unit, scale = _binary(float(sizes.max().max()))
+    return over(table.assign(**{name: sizes[name] / scale for name in columns}), title, unit, columns, x)
 
 
 def over(table: Any, title: str, unit: str, columns: Sequence[str], x: str, *, share: bool = False,

@@ -143,9 +143,7 @@ def live(path: str, chosen: str | None, range_s: float | None, now_ns: int | Non
     until = (now if running or newest_ns is None else min(now, newest_ns)) + 1
     first = min((first for first, _ in written.values()), default=until - SECOND_NS)
     since = until - int(range_s * SECOND_NS) if range_s is not None else min(first, until - SECOND_NS)
-    recent = [one for process in told if process in written for one in series(
-        reader, LIVE_METRICS, written[process][1] - RECENT_S * SECOND_NS, written[process][1] + 1,
-        processes=[process], most=INTERVALS)]
+    recent = recent_of(reader, {process: written[process][1] for process in told if process in written})
     return Live(
         figures=figures(recent, now), processes=processes, chosen=len(picked), told=len(told),
         series=series(reader, LIVE_METRICS, since, until, most=INTERVALS,
@@ -156,6 +154,16 @@ def live(path: str, chosen: str | None, range_s: float | None, now_ns: int | Non
         age_s=None if newest_ns is None else (now - newest_ns) / SECOND_NS, running=running,
         availability=reader.availability(), flights=reader.flights()[-5:],
         problems=[str(problem) for problem in everything.problems])
+
+
+def recent_of(reader: StoreReader, last_ns: Mapping[str, int]) -> list[Series]:
+    """The last ``RECENT_S`` of each process before its last instant, every instant of it."""
+    end = max(last_ns.values(), default=0)
+    together = [process for process, last in last_ns.items() if last > end - STALE_S * SECOND_NS]
+    groups = [together, *([process] for process in last_ns if process not in together)]
+    return [one for group in groups if group for one in series(
+        reader, LIVE_METRICS, min(last_ns[process] for process in group) - RECENT_S * SECOND_NS,
+        max(last_ns[process] for process in group) + 1, processes=group, most=INTERVALS)]
 
 
 def told_of(picked: Sequence[Process], last_ns: Mapping[str, int]) -> list[str]:

@@ -295,24 +295,28 @@ def _process_row(store: _space.Store) -> tuple[Any, ...] | None:
     Raises:
         StoreError: the store cannot be read.
     """
+    return next(iter(remembered(store, f"SELECT {', '.join(TABLES['process'].names)} FROM process")), None)
+
+
+def remembered(store: _space.Store, sql: str) -> list[tuple[Any, ...]]:
+    """The few rows of a statement. A finished store is asked once, until its files change: a view looks every second.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
     if store.alive or not store.modified_ns:
-        return _read_process_row(store.path)
-    return _finished(store.path, store.modified_ns, store.db_bytes, store.wal_bytes)
+        return _fetch_there(store.path, sql)
+    return _finished(store.path, sql, store.modified_ns, store.db_bytes, store.wal_bytes)
 
 
-@functools.lru_cache(maxsize=4 * _space.MAX_FILES)
-def _finished(path: Path, *_state: int) -> tuple[Any, ...] | None:
-    """As ``_read_process_row``: what has ended says the same until its files change, and a view looks every second."""
-    return _read_process_row(path)
-
-
-def _read_process_row(path: Path) -> tuple[Any, ...] | None:
-    return next(iter(_fetch_there(path, f"SELECT {', '.join(TABLES['process'].names)} FROM process")), None)
+@functools.lru_cache(maxsize=8 * _space.MAX_FILES)
+def _finished(path: Path, sql: str, *_state: int) -> list[tuple[Any, ...]]:
+    return _fetch_there(path, sql)
 
 
 def version_of(store: _space.Store) -> int:
     """The version of the schema that a store was written with."""
-    return int(next(iter(_fetch_there(store.path, "PRAGMA user_version")), (0,))[0])
+    return int(next(iter(remembered(store, "PRAGMA user_version")), (0,))[0])
 
 
 def _fetch_there(path: Path, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:

@@ -14,7 +14,7 @@ import msgspec
 
 from kvobs.store import _space
 from kvobs.store._connect import fetch
-from kvobs.store._reader import AttentionSecond, Stored, StoreReader, process_of, version_of
+from kvobs.store._reader import AttentionSecond, Stored, StoreReader, process_of, remembered, version_of
 from kvobs.store._schema import TABLES, StoreError
 
 
@@ -51,7 +51,7 @@ def spans(reader: StoreReader) -> dict[str, tuple[int, int]]:
     """Per process the first and the last instant (Unix nanoseconds) of its points; without points it is left out."""
     found: dict[str, tuple[int, int]] = {}
     for store in reader.stores():
-        for first, last in _there(store, "SELECT min(wall_ns), max(wall_ns) FROM points", ()):
+        for first, last in remembered(store, "SELECT min(wall_ns), max(wall_ns) FROM points"):
             if first is not None:
                 process = process_of(store)
                 known = found.get(process, (first, last))

@@ -63,9 +63,15 @@ def _kind(table: Any, last: tuple[Stored[AttentionSecond], int | None], axis: st
         ("reclaimable", "Reclaimable", units.size(now.reclaimable_bytes)),
         ("held", "Held by the cache", "absent" if held is None else units.size(held)),
     ]
-    for column, (key, label, text) in zip(st.columns(len(strip)), strip, strict=True):
-        with column, st.container(key=f"figure-{kind}-{key}"):
-            st.metric(label, text)
+    with st.container(key=f"strip-{kind}"):
+        for column, (key, label, text) in zip(st.columns(len(strip)), strip, strict=True):
+            with column, st.container(key=f"figure-{kind}-{key}"):
+                st.metric(label, text)
+    with st.container(key=f"charts-{kind}"):
+        _charts(table, axis)
+
+
+def _charts(table: Any, axis: str) -> None:
     left, right = st.columns(2)
     with left:
         _common.chart(charts.over(table, "Locality: attention mass within 64 tokens (S7)", "share of mass",
@@ -78,5 +84,5 @@ def _kind(table: Any, last: tuple[Stored[AttentionSecond], int | None], axis: st
     with right:
         _common.chart(charts.over(table, "Alive K/V entries by the cosine rule (S4)", "share of entries",
                                   ["alive (cosine > 0.15)"], axis, share=True), "Alive: no entry in view yet.")
-        _common.chart(charts.over(table, "Reclaimable KV (blocks pending evict) beside what is held", "MiB",
-                                  ["held by the cache", "reclaimable"], axis), "Reclaimable: no block yet.")
+        _common.chart(charts.over_bytes(table, "Reclaimable KV (blocks pending evict) beside what is held",
+                                        ["held by the cache", "reclaimable"], axis), "Reclaimable: no block yet.")

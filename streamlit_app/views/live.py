@@ -43,13 +43,15 @@ def _draw(store: str, chosen: str | None, range_s: float | None) -> None:
     for problem in found.problems:
         st.warning(units.plain(problem))
     _common.staleness(found)
-    _strip(found.figures)
+    with st.container(key="strip"):
+        _strip(found.figures)
     if found.every_s > 1.5:
         st.caption(f"Charts: each point of a gauge is the last sample of {units.seconds(found.every_s)}, each point of "
                    "a rate the mean over it.")
     if found.chosen > data.CHARTED:
         st.caption(f"Charts: the first {data.CHARTED} of {found.chosen} processes.")
-    _charts(found)
+    with st.container(key="charts"):
+        _charts(found)
     _facts(found)
 
 

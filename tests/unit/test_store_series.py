@@ -107,3 +107,36 @@ def test_attention_is_that_of_the_cache_sampled_last(tmp_path: Path) -> None:
         for second in range(3) for layers in ("full", "sliding")]
     assert {row.process for row, _ in latest_attention(StoreReader(tmp_path, ["b"]))} == {"b"}
     assert latest_attention(StoreReader(tmp_path, ["nobody"])) == []
+
+
+def test_what_is_remembered_of_finished_stores_follows_their_files(tmp_path: Path) -> None:
+    """A store that was read before is named as damaged once its file changes, and is gone once it is deleted."""
+    write(tmp_path, "a", 3)
+    write(tmp_path, "b", 3)
+    reader = StoreReader(tmp_path)
+    assert [found.process for found in reader.processes()] == ["a", "b"]
+    (path,) = tmp_path.glob("kvobs-b-*.sqlite")
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert [found.process for found in reader.processes()] == ["a"]
+    assert [path.name in str(problem) for problem in reader.problems] == [True]
+    assert StoreReader(tmp_path, ["b"]).processes() == []
+    path.unlink()
+    assert [found.process for found in reader.processes()] == ["a"]
+    assert reader.problems == []
+
+
+def test_a_running_process_is_read_anew(tmp_path: Path) -> None:
+    """Of a store that is being written nothing is remembered: its heartbeat and its span move on."""
+    now = [0]
+    writer = StoreWriter(tmp_path, 64 * 1024**2, "a", clock=lambda: now[0], wall=lambda: WALL + now[0])
+    ends = []
+    try:
+        for second in range(3):
+            now[0] = second * SECOND
+            writer.write_points([(USAGE, {("m", "cpu", "x", "held"): 1.0})])
+            writer.commit()
+            ends.append((spans(StoreReader(tmp_path))["a"][1], StoreReader(tmp_path).processes()[0].heartbeat_wall_ns))
+    finally:
+        writer.close()
+    assert [(end, beat) for end, beat in ends] == sorted(set(ends))
+    assert len({beat for _, beat in ends}) == 3

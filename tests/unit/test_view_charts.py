@@ -34,7 +34,7 @@ def test_shares_of_attention() -> None:
     assert row["corrected for chance"] == pytest.approx(0.5)
     assert row["alive (cosine > 0.15)"] == pytest.approx(0.25)
     assert (row["active"], row["pending evict"]) == (15, 6)
-    assert (row["reclaimable"], row["held by the cache"]) == (3, 8)
+    assert (row["reclaimable"], row["held by the cache"]) == (3 * 1024**2, 8 * 1024**2)
     assert (row["to pending"], row["to active"]) == (2, 1)
 
 
@@ -119,6 +119,15 @@ def test_the_band_is_one_deviation_to_each_side() -> None:
     rows = drawn(charts.band("t", "s", mean, [(WALL, 2.0), (WALL + SECOND, 4.0)]))[0]["rows"]
     assert [(row["low"], row["value"], row["high"]) for row in rows] == [
         (3.0, 5.0, 7.0), (0.0, 1.0, 5.0), (None, 3.0, None)]
+
+
+def test_bytes_of_attention_have_one_unit() -> None:
+    """Both lines are in the unit of the larger; where it is not known what was held that line is absent."""
+    table = charts.attention_frame([second(held=8 * 1024**2), second(held=None, tokens=101)])
+    (mark,) = drawn(charts.over_bytes(table, "t", ["held by the cache", "reclaimable"], "tokens"))
+    assert mark["encoding"]["y"]["title"] == "MiB"
+    assert [(row["tokens"], row["line"], row["value"]) for row in mark["rows"]] == [
+        (100, "held by the cache", 8.0), (100, "reclaimable", 3.0), (101, "reclaimable", 3.0)]
 
 
 def test_turns_are_drawn_as_they_were() -> None:
