@@ -86,3 +86,16 @@ def watching() -> Iterator[Callable[..., Watch]]:
 def watch(watching: Callable[..., Watch]) -> Watch:
     """The source, installed, without spans."""
     return watching()
+
+
+@pytest.fixture
+def deep(watching: Callable[..., Watch]) -> Watch:
+    """The source with deep sampling, every decode step sampled."""
+    from transformers.modeling_utils import AttentionInterface
+
+    if not hasattr(AttentionInterface, "get_interface"):
+        pytest.skip("transformers 5.0 has no place where attention could be looked at; the source says so.")
+    watch = watching(deep=True, overhead_percent=100.0)
+    watch.bus.deep = True
+    watch.source._deep._budget = 1e9
+    return watch

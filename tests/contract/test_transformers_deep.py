@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -28,17 +29,13 @@ def gpt_oss() -> Any:
                                      layer_types=["sliding_attention", "full_attention", "sliding_attention"]))
 
 
+def qwen3() -> Any:
+    return tiny.build(tiny.config_of("Qwen3Config"))
+
+
 MODELS: dict[str, Callable[[], Any]] = {
-    "llama": tiny.llama, "mistral": tiny.mistral, "gemma2": tiny.gemma2, "gemma3": tiny.gemma3, "gpt_oss": gpt_oss}
-
-
-@pytest.fixture
-def deep(watching: Callable[..., Any]) -> Any:
-    """The source with deep sampling, every decode step sampled."""
-    watch = watching(deep=True, overhead_percent=100.0)
-    watch.bus.deep = True
-    watch.source._deep._budget = 1e9
-    return watch
+    "llama": tiny.llama, "mistral": tiny.mistral, "gemma2": tiny.gemma2, "gemma3": tiny.gemma3, "gpt_oss": gpt_oss,
+    "qwen3": qwen3}
 
 
 def flash_like(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None,
@@ -225,6 +222,31 @@ def test_decoders_of_encoder_decoders_are_sampled(deep: Any, build: Callable[[],
     assert samples[-1].entries == samples[-1].tokens * 2 * 4  # two decoder layers of four heads
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("build", [tiny.bart, tiny.t5])
+def test_decoders_equal_brute_force(deep: Any, build: Callable[[], Any], backend: str) -> None:
+    """Position biases and all: the weights' sums equal loops over those that eager attention hands out, to 1e-4."""
+    net, steps = build(), 30
+    net.set_attn_implementation(backend)
+    tiny.greedy(net, tiny.prompt(12), steps)
+    samples = deep.of(model.Attention)
+    deep.bus.active = False
+    net.set_attn_implementation("eager")
+    output = tiny.greedy(net, tiny.prompt(12), steps, return_dict_in_generate=True, output_attentions=True)
+    reference = Reference(2 * 4 * 8 * 4)
+    expected = []
+    for layers in output.decoder_attentions[1:]:  # the first pass is the prompt's
+        sums = Sums()
+        for layer, weights in enumerate(layers):
+            length = weights.shape[-1]
+            reference.row(sums, layer, 0, weights[0, :, 0].tolist(), [True] * length, length)
+        expected.append(asdict(sums))
+    assert len(samples) == len(expected) == steps - 1
+    for sample, wanted in zip(samples, expected, strict=True):
+        for name in wanted.keys() - {"entries", "alive"}:  # these need queries and keys, and are tested above
+            assert getattr(sample, name) == pytest.approx(wanted[name], rel=1e-4, abs=1e-4), name
+
+
 def test_a_rewrite_forgets_the_states(deep: Any) -> None:
     """After a crop every block is Active again: what was known of it is not carried over."""
     net = tiny.llama()
@@ -235,6 +257,33 @@ def test_a_rewrite_forgets_the_states(deep: Any) -> None:
     tiny.chat(net, cache, 1, 2)
     after = deep.of(model.Attention)
     assert [sample.pending for sample in after] == [0, 0]
+
+
+def test_threads_are_sampled_apart(deep: Any) -> None:
+    """Two threads that decode at once give the samples that they give one after the other."""
+    nets = [tiny.llama(), tiny.gemma3()]
+    lengths = (12, 30)
+
+    def run(index: int) -> None:
+        tiny.greedy(nets[index], tiny.prompt(lengths[index]), 25)
+
+    def told() -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for sample in deep.of(model.Attention):
+            fields = sample.tokens, sample.queries, sample.entries, sample.alive, sample.blocks, sample.pending
+            found.setdefault(f"{sample.origin.model} {sample.layers}", []).append(fields)
+        return found
+
+    run(0)
+    run(1)
+    expected = told()
+    threads = [threading.Thread(target=run, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told() == expected
+    assert set(expected) == {"LlamaForCausalLM full", "Gemma3ForCausalLM full", "Gemma3ForCausalLM sliding"}
 
 
 def test_cache_updates_are_timed_per_layer(deep: Any) -> None:
@@ -285,82 +334,6 @@ def test_bursts_of_three_in_each_cycle(watching: Callable[..., Any], monkeypatch
     sampled = {event.t_ns for event in events if isinstance(event, model.Attention)}
     decode_steps = [event.t_ns in sampled for event in events if isinstance(event, model.Step) and not event.prefill]
     assert decode_steps == [index % 12 < BURST for index in range(30)]
-
-
-def fact(watch: Any) -> model.Availability:
-    return next(found for found in watch.source.availability() if found.subject == "attention")
-
-
-def test_availability_says_off(watch: Any) -> None:
-    """Without deep sampling attention is unavailable, and the reason says how to switch it on; nothing is patched."""
-    before = transformers.modeling_utils.AttentionInterface.get_interface
-    assert not hasattr(before, "__wrapped__")
-    assert not hasattr(transformers.cache_utils.Cache.update, "__wrapped__")
-    assert fact(watch) == model.Availability("attention", False,
-                                             "Deep sampling is off; --deep or KVOBS_DEEP=on switches it on.")
-
-
-def test_availability_before_and_after(deep: Any) -> None:
-    """Before a decode step nothing was sampled; after one, attention is available."""
-    assert fact(deep) == model.Availability("attention", False, "No decode step was sampled yet.")
-    tiny.greedy(tiny.llama(), tiny.prompt(12), 4)
-    assert fact(deep) == model.Availability("attention", True, "")
-
-
-def test_models_without_the_interface_say_so(deep: Any) -> None:
-    """Bloom computes attention by itself: no sample, the reason by name, update times all the same."""
-    net = tiny.build(transformers.BloomConfig(vocab_size=tiny.VOCAB, hidden_size=32, n_layer=2, n_head=4,
-                                              pad_token_id=0, bos_token_id=1, eos_token_id=None))
-    tiny.same(deep, lambda: tiny.greedy(net, tiny.prompt(12), 8))
-    tiny.greedy(net, tiny.prompt(12), 8)
-    events = deep.events()
-    assert not [event for event in events if isinstance(event, model.Attention)]
-    assert [event for event in events if isinstance(event, model.CacheUpdates)]
-    assert fact(deep).reason == ("Not sampled: BloomForCausalLM: its attention does not go through the attention "
-                                 "interface of transformers.")
-    assert not fact(deep).available
-
-
-def test_masks_that_are_functions_say_so(deep: Any) -> None:
-    """A back end whose masks are no tensors (as flex_attention's) gives no sample but its reason."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    class Opaque:
-        pass
-
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        return flash_like(module, query, key, value, None, **kwargs)
-
-    AttentionInterface.register("opaque", attend)
-    AttentionMaskInterface.register("opaque", lambda *args, **kwargs: Opaque())
-    try:
-        net = tiny.llama()
-        net.set_attn_implementation("opaque")
-        tiny.greedy(net, tiny.prompt(12), 8)
-    finally:
-        del AttentionInterface._global_mapping["opaque"]
-        del AttentionMaskInterface._global_mapping["opaque"]
-    assert not deep.of(model.Attention)
-    assert "masks of opaque are functions, which cannot be read" in fact(deep).reason
-
-
-def test_a_probe_that_raises_is_detached(deep: Any, monkeypatch: pytest.MonkeyPatch,
-                                         caplog: pytest.LogCaptureFixture) -> None:
-    """A failing probe is reported once and taken away; tokens are those of an unobserved run."""
-    from kvobs.sources.transformers._attention import AttentionProbe
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise ValueError("no")
-
-    net = tiny.llama()
-    expected = tiny.greedy(net, tiny.prompt(12), 8)
-    deep.events()
-    monkeypatch.setattr(AttentionProbe, "layer", broken)
-    cache = transformers.DynamicCache(config=net.config)
-    assert torch.equal(tiny.greedy(net, tiny.prompt(12), 8, **{tiny.CACHE: cache}), expected)
-    assert [failure.hook for failure in deep.of(model.HookFailed)] == ["AttentionInterface.get_interface"]
-    assert fact(deep).reason == "A hook of deep sampling failed and was detached."
-    assert len(caplog.records) == 1
 
 
 def test_uninstalling_restores_the_very_functions(watching: Callable[..., Any]) -> None:

@@ -20,10 +20,13 @@ _ids = itertools.count(1)
 
 
 class CacheRecord:
-    """What kvobs remembers of one cache. ``ref`` is weak; ``lock`` guards the turn of bare forward calls."""
+    """What kvobs remembers of one cache. ``ref`` is weak; ``lock`` guards the turn of bare forward calls.
 
-    __slots__ = ("bare", "blind", "deep", "epoch", "id", "keys", "lock", "model", "named", "origin", "ref", "session",
-                 "sweep", "turns")
+    ``adrift``: it was filled while observation paused, by a turn whose rest is not to be told as a turn.
+    """
+
+    __slots__ = ("adrift", "bare", "blind", "deep", "epoch", "id", "keys", "lock", "model", "named", "origin", "ref",
+                 "session", "sweep", "turns")
 
     def __init__(self, model: str, epoch: int) -> None:
         self.id = next(_ids)
@@ -33,7 +36,7 @@ class CacheRecord:
         self.session, self.named, self.turns = "", False, 0
         self.sweep = CacheSweep()
         self.origin: Origin | None = None
-        self.blind = False
+        self.blind = self.adrift = False
         self.bare: Any = None
         self.lock = threading.Lock()
         self.keys: list[int] = []
@@ -47,6 +50,7 @@ class CacheRecord:
         """After a pause: what the cache holds now is its baseline, what happened meanwhile is not told."""
         self.epoch, self.deep, self.sweep = epoch, None, CacheSweep()
         self.sweep.baseline(layers)
+        self.adrift = self.sweep.length() > 0
 
     def layers(self) -> list[Any] | None:
         """The cache's layers now, or None when it is gone."""
@@ -101,6 +105,7 @@ class CacheRegistry:
         record.ref = weakref.ref(cache, functools.partial(self._drop, record))
         if not record.blind:
             record.sweep.baseline([] if fresh else layers)
+            record.adrift = epoch > 0 and record.sweep.length() > 0
         return record
 
     def locate(self, layer: Any) -> tuple[CacheRecord, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvobs.bus import Bus
@@ -28,10 +28,11 @@ _MODELS = 64
 class DeepState:
     """What is kept of one cache between its sampled steps."""
 
-    __slots__ = ("place", "probe")
+    __slots__ = ("place", "probe", "quantized")
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Iterable[Any]) -> None:
         self.place, self.probe = Place(), AttentionProbe()
+        self.quantized = any(hasattr(layer, "_quantized_keys") for layer in layers)
 
 
 class Deep:
@@ -43,6 +44,7 @@ class Deep:
         self._budget = SHARE * overhead_percent / 100
         self._is_compiling = is_compiling
         self._broken = False
+        self._missing = ""
         self._cadences: dict[str, Cadence] = {}
         self._sampled: set[str] = set()
         self._reasons: dict[str, str] = {}
@@ -90,11 +92,25 @@ class Deep:
             return None
         state = record.deep
         if state is None:
-            state = record.deep = DeepState()
+            state = record.deep = DeepState(record.layers() or ())
+        if state.quantized:
+            self._note(record.model, "its cache is quantized, and what one of its tokens takes is not known")
+            return None
         if not state.place.due(self._cadence(record.model).every):
             return None
         state.probe.begin(record.sweep.length() + 1, state.place.consecutive())
         return PassSample(state.probe, self._fail)
+
+    def cannot(self, model: str, cache: Any) -> None:
+        """A forward pass that is not followed: it keeps no cache, or one without layers."""
+        if cache is None:
+            self._note(model, "its forward passes keep no cache")
+        else:
+            self._note(model, f"a {type(cache).__name__} has no layers of its own to look at")
+
+    def without_interface(self, version: str) -> None:
+        """This transformers has no place where an attention function could be looked at."""
+        self._missing = f"transformers {version} is older than the attention interface that kvobs looks at."
 
     def ends(self, sample: PassSample, record: CacheRecord, origin: Origin, turn: LiveTurn | None, now_ns: int,
              step_ns: int) -> None:
@@ -121,7 +137,10 @@ class Deep:
 
     def availability(self) -> Availability:
         """Whether attention is sampled in this process, and why not (for every model)."""
-        told = "; ".join(f"{model}: {reason}" for model, reason in self._reasons.items() if model not in self._sampled)
+        told = "; ".join(f"{model}: {reason}" for model, reason in list(self._reasons.items())
+                         if model not in self._sampled)
+        if self._missing:
+            return Availability(ATTENTION, False, self._missing)
         if self._broken:
             return Availability(ATTENTION, False, "A hook of deep sampling failed and was detached.")
         if self._sampled:

@@ -87,9 +87,11 @@ class Hooks:
             record = self._followed(cache, model) if cache is not None else None
             if turn is not None:
                 prefill = turn.begins(entered)
-            if (record is not None and self._deep is not None and self._bus.deep
-                    and (turn is not None or local.turn is None)):
-                local.sample = self._deep.begins(record, query_shape(args, kwargs)[1], compiled=compiled)
+            if self._deep is not None and self._bus.deep and (turn is not None or local.turn is None):
+                if record is not None:
+                    local.sample = self._deep.begins(record, query_shape(args, kwargs)[1], compiled=compiled)
+                elif cache is not None or (turn is not None and turn.steps):
+                    self._deep.cannot(model_name(model), cache)
         except Exception as error:
             self._give_up(error)
             return run(*args, **kwargs)
@@ -151,6 +153,7 @@ class Hooks:
         if turn is not None:
             turn.took(record, delta, length, prefill, after)
             record.belongs(turn.session, turn.number, named=turn.named)
+            record.adrift = False
         else:
             prefill = self._bare(record, model, delta, rows, length, before, after)
         for src, dst, buffers, size in delta.moves:
@@ -187,6 +190,9 @@ class Hooks:
             if turn is not None and turn.epoch != self._bus.epoch:
                 record.bare = turn = None
                 self.cut += 1
+            record.adrift = record.adrift and length == 1
+            if record.adrift or self._local.astray:
+                return length > 1
             if turn is not None and length > 1 and turn.first_ns is not None:
                 record.bare = None
                 self.close_bare(turn)
@@ -253,7 +259,9 @@ class Hooks:
 
         def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
             outer = local.turn
-            if is_compiling() or not bus.active or hooks._broken or kwargs.get("cache_implementation") == "paged" or (
+            if not bus.active and not is_compiling():
+                return hooks._unseen(original, self, args, kwargs)
+            if is_compiling() or hooks._broken or kwargs.get("cache_implementation") == "paged" or (
                     outer is not None and outer.owner is self and not outer.steps):
                 return original(self, *args, **kwargs)
             entered = time.monotonic_ns()
@@ -293,6 +301,17 @@ class Hooks:
             return result
 
         return generate
+
+    def _unseen(self, original: Function, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that begins in a pause: should observation go on before its end, its steps belong to no turn."""
+        local, epoch, before = self._local, self._bus.epoch, self._local.astray
+        local.astray = True
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            local.astray = before
+            interrupted = self._bus.active or self._bus.epoch != epoch
+            self.cut += interrupted and not before and local.turn is None
 
     def _close(self, turn: LiveTurn, call: Call, result: Any, end_ns: int, failure: BaseException | None,
                outer: LiveTurn | None) -> None:

@@ -1,4 +1,7 @@
-"""What a thread is doing: inside a forward pass, within which generate call, and whether it is sampled."""
+"""What a thread is doing: inside a forward pass, within which generate call, and whether it is sampled.
+
+``astray`` is set within a generate call that began while observation paused: its passes belong to no turn.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,6 @@ from kvobs.sources.transformers._turns import LiveTurn
 class Local(threading.local):
     """State per thread."""
 
-    busy = False
+    busy = astray = False
     turn: LiveTurn | None = None
     sample: PassSample | None = None

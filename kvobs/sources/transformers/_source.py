@@ -69,11 +69,11 @@ class TransformersSource:
 
     def sample(self, now_ns: int) -> Iterable[Event]:
         """Close turns of bare forward passes that have come to an end; tell how many turns a pause cut."""
-        if self._hooks is not None:
-            self._hooks.close_idle(now_ns)
-            cut = self._hooks.cut + (self._paged.cut if self._paged is not None else 0)
-            if cut:
-                yield Poll(now_ns, SOURCE, 0, (("kvobs.self.turns.cut", (), cut),))
+        if self._hooks is None:
+            return ()
+        self._hooks.close_idle(now_ns)
+        cut = self._hooks.cut + (self._paged.cut if self._paged is not None else 0)
+        return (Poll(now_ns, SOURCE, 0, (("kvobs.self.turns.cut", (), cut),)),) if cut else ()
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's open turns to it."""
@@ -141,7 +141,9 @@ class TransformersSource:
         assert self._patches is not None
         self._patches.wrap(module.PreTrainedModel, "__call__", hooks.forward)
         self._patches.wrap(module.PreTrainedModel, "get_compiled_call", hooks.compiled)
-        if self._deep is not None:
+        if self._deep is not None and not hasattr(module.AttentionInterface, "get_interface"):
+            self._deep.without_interface(str(sys.modules[SOURCE].__version__))
+        elif self._deep is not None:
             self._patches.wrap(module.AttentionInterface, "get_interface", self._deep.interface)
 
     def _on_generation(self, module: ModuleType) -> None:
