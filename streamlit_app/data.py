@@ -290,7 +290,8 @@ def sessions_seen(path: str) -> object:
     """What the picker of sessions depends on; never raises."""
     try:
         found, processes = sessions(path)
-        return found, [(process.process, process.alive) for process in processes.values()]
+        return (sorted((fact.process, fact.session) for fact in found),
+                sorted((process.process, process.alive) for process in processes.values()))
     except (NothingYet, StoreError) as why:
         return str(why)
 

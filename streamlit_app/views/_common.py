@@ -48,7 +48,14 @@ def pick(label: str, names: Mapping[Option, str], memory: str) -> Option:
     ``names`` must not be empty; its first entry is what stands until something is chosen.
     """
     options, labels = list(names), distinct(names)
-    key = f"{memory}-{hash(tuple(labels.items()))}"
+    # Streamlit knows a choice by its words. A new option may join the list that a user has open; another name for a
+    # known one needs a new widget.
+    shown, number = st.session_state.get(f"{memory}-shown", ({}, 0))
+    if any(labels.get(option, name) != name for option, name in shown.items()):
+        st.session_state[memory] = st.session_state.get(f"{memory}-{number}", st.session_state.get(memory))
+        number += 1
+    st.session_state[f"{memory}-shown"] = labels, number
+    key = f"{memory}-{number}"
     if key not in st.session_state and st.session_state.get(memory) in names:
         st.session_state[key] = st.session_state[memory]
     chosen: Option = st.sidebar.selectbox(label, options, key=key, format_func=lambda one: labels.get(one, ""))

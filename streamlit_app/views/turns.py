@@ -42,7 +42,7 @@ def _page(store: str) -> None:
         words = " ".join(fact.session.split())[:60] or "(no name)"
         process = processes.get(fact.process)
         owner = f" · {data.name_of(process)}" if several and process is not None else ""
-        names[fact.process, fact.session] = f"{words} · {fact.turns} turn{'s' * (fact.turns != 1)}{owner}"
+        names[fact.process, fact.session] = f"{words}{owner}"
     if len(found) == data.SESSIONS:
         st.sidebar.caption(f"The {data.SESSIONS} sessions that were heard of last.")
     _fresh(store, *_common.pick("Session", names, "session"))

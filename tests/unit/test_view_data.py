@@ -224,11 +224,14 @@ def test_pickers_notice_what_is_new(tmp_path: Path) -> None:
     writer.write([turn(session="anna")])
     writer.commit()
     look()
+    writer.write([turn(session="anna", turn=3)])
+    writer.commit()
+    look()
     writer.close()
     look()
     look()
-    assert [len({str(one[0]) for one in looks[:number]}) for number in range(1, 6)] == [1, 2, 2, 3, 3]
-    assert [len({str(one[1]) for one in looks[:number]}) for number in range(1, 6)] == [1, 2, 3, 4, 4]
+    assert [len({str(one[0]) for one in looks[:number]}) for number in range(1, 7)] == [1, 2, 2, 2, 3, 3]
+    assert [len({str(one[1]) for one in looks[:number]}) for number in range(1, 7)] == [1, 2, 3, 3, 4, 4]
 
 
 @settings(deadline=None)

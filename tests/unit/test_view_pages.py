@@ -162,21 +162,43 @@ def test_hostile_names_are_text(tmp_path: Path, name: str) -> None:
         assert not any(element.allow_html for element in found.markdown)
 
 
-def test_a_choice_outlives_new_names_and_a_new_order(tmp_path: Path) -> None:
-    """The chosen session stays chosen while others get turns, its own label changes, and the pages are changed."""
+def test_a_choice_outlives_a_new_order(tmp_path: Path) -> None:
+    """The chosen session stays chosen, under its name, while others begin and get turns."""
     write(tmp_path, "p", 1, session="anna")
     write(tmp_path, "p", 2, session="ben")
     found = run("turns", tmp_path)
-    picker = found.sidebar.selectbox[0]
-    (anna,) = [option for option in picker.options if option.startswith("anna")]
-    picker.select(("p", "anna")).run()
+    assert set(found.sidebar.selectbox[0].options) == {"anna", "ben"}
+    found.sidebar.selectbox[0].select(("p", "anna")).run()
     assert found.table[0].value["turn"].tolist() == [1]
     write(tmp_path, "p", 3, session="anna")
     write(tmp_path, "p", 1, session="carl")
     found.run()
+    assert set(found.sidebar.selectbox[0].options) == {"anna", "ben", "carl"}
     assert found.sidebar.selectbox[0].value == ("p", "anna")
-    assert anna not in found.sidebar.selectbox[0].options
     assert found.table[0].value["turn"].tolist() == [1, 1, 2, 3]
+
+
+def test_a_choice_outlives_a_new_name(tmp_path: Path) -> None:
+    """A process that was chosen while it ran stays chosen when it ends, and its name says that it ended."""
+    write(tmp_path, "old", 2)
+    writers = [StoreWriter(tmp_path, 64 * 1024**2, name) for name in ("one", "two")]
+    for writer in writers:
+        writer.commit()
+    found = run("live", tmp_path)
+    for chosen in ("one", "two"):
+        found.sidebar.selectbox[0].select(chosen).run()
+        assert found.sidebar.selectbox[0].value == chosen
+    writers[1].close()
+    found.run()
+    picker = found.sidebar.selectbox[0]
+    assert picker.value == "two"
+    assert [option for option in picker.options if "ended" in option and option.endswith("two")]
+    found.run()
+    assert found.sidebar.selectbox[0].value == "two"
+    writers[0].close()
+    found.sidebar.selectbox[0].select("old").run()
+    assert found.sidebar.selectbox[0].value == "old"
+    assert not found.exception
 
 
 def test_sessions_that_look_alike_are_told_apart(tmp_path: Path) -> None:
