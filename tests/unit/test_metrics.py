@@ -7,7 +7,7 @@ import pytest
 from kvobs import model
 from kvobs.catalog import BY_NAME
 from kvobs.metrics import Exemplar, Histogram, Metrics
-from tests.events import attention, blocks, origin, step, turn
+from tests.events import blocks, origin, step, turn
 
 MS = 1_000_000
 WHO = ("tiny", "cpu", "DynamicCache")
@@ -245,85 +245,6 @@ def test_errors_and_failures() -> None:
                    model.HookFailed(1, "transformers", "h", "e"), model.HookFailed(1, "transformers", "g", "e"))
     assert points(metrics, "kvobs.out_of_memory") == {("tiny",): 1, ("unknown",): 1}
     assert points(metrics, "kvobs.self.hook.failures") == {("transformers",): 2}
-
-
-def test_a_sampled_step() -> None:
-    """Sums become counters, states of live caches gauges; the interval is the longest; a freed cache takes its own."""
-    samples = [attention(), attention(layers="sliding", every=5, pending=0, reclaimable_bytes=0, blocks=4),
-               attention(cache_id=2, pending=21, reclaimable_bytes=1)]
-    metrics = fold(*samples, attention(pending=7))
-    full, sliding = ("tiny", "cpu", "full"), ("tiny", "cpu", "sliding")
-    assert points(metrics, "kvobs.attention.queries") == {full: 36, sliding: 12}
-    assert points(metrics, "kvobs.attention.local") == {full: 28.5, sliding: 9.5}
-    assert points(metrics, "kvobs.attention.entries")[*full, "dead"] == 450
-    assert points(metrics, "kvobs.attention.transitions") == {
-        (*full, "pending"): 6, (*full, "active"): 3, (*sliding, "pending"): 2, (*sliding, "active"): 1}
-    assert points(metrics, "kvobs.attention.blocks") == {
-        (*full, "pending"): 28, (*full, "active"): 14, (*sliding, "pending"): 0, (*sliding, "active"): 4}
-    assert points(metrics, "kvobs.attention.reclaimable") == {full: 12_289, sliding: 0}
-    assert points(metrics, "kvobs.attention.interval") == {("tiny",): 5}
-    metrics.fold([model.CacheGone(9, 1)])
-    metrics.refresh(0)
-    assert points(metrics, "kvobs.attention.reclaimable") == {full: 1}
-
-
-def test_cache_updates() -> None:
-    """Each layer's update is one observation of its kind."""
-    metrics = fold(model.CacheUpdates(1, origin(), 1, "full", (20_000, 30_000)))
-    assert points(metrics, "kvobs.kv.update.duration")["tiny", "cpu", "full"][1] == pytest.approx(5e-5)
-
-
-def test_a_poll_replaces_its_own_gauges_and_adds_what_counters_grew() -> None:
-    """A gauge that the next poll does not name is gone; a counter grows by differences, and anew after a reset."""
-    def poll(t_ns: int, source: str, *readings: tuple[str, tuple[str, ...], float]) -> model.Poll:
-        return model.Poll(t_ns, source, 1_000_000, readings)
-
-    metrics = fold(poll(0, "host", ("kvobs.heap.usage", ("used",), 5.0), ("process.paging.faults", ("minor",), 100.0)),
-                   poll(0, "other", ("kvobs.heap.trimmable", (), 9.0)))
-    assert points(metrics, "kvobs.heap.usage") == {("used",): 5}
-    metrics.fold([poll(1, "host", ("kvobs.heap.usage", ("free",), 6.0), ("process.paging.faults", ("minor",), 130.0))])
-    metrics.refresh(1)
-    assert points(metrics, "kvobs.heap.usage") == {("free",): 6}
-    assert points(metrics, "kvobs.heap.trimmable") == {(): 9}
-    assert points(metrics, "process.paging.faults") == {("minor",): 130}
-    metrics.fold([poll(2, "host", ("process.paging.faults", ("minor",), 20.0))])
-    metrics.refresh(2)
-    assert points(metrics, "process.paging.faults") == {("minor",): 150}
-    assert points(metrics, "kvobs.self.poll.duration") == {("host",): 0.003, ("other",): 0.001}
-
-
-def test_a_source_that_falls_silent_has_no_values() -> None:
-    """After 5 s without a poll or a state its gauges are gone; its counters stay what they were."""
-    metrics = fold(model.Poll(0, "host", 0, (("kvobs.heap.trimmable", (), 9.0), ("hw.energy", ("g", "n"), 3.0))),
-                   model.AllocatorState(0, "cuda:0", 10, 4, None), now_ns=5_000_000_000)
-    assert points(metrics, "kvobs.heap.trimmable") == {(): 9}
-    assert points(metrics, "kvobs.allocator.usage") == {("cuda:0", "allocated"): 4, ("cuda:0", "unused"): 6}
-    metrics.refresh(5_000_000_001)
-    assert points(metrics, "kvobs.heap.trimmable") == {}
-    assert points(metrics, "kvobs.allocator.usage") == {}
-    assert points(metrics, "hw.energy") == {("g", "n"): 3}
-
-
-def test_a_pause_hides_what_nobody_looks_at() -> None:
-    """While paused, caches and pools have no gauges; counters of a pool go on from where they stood."""
-    metrics = fold(step(), attention(), blocks(allocations=5))
-    assert points(metrics, "kvobs.kv.caches")
-    metrics.pause(True)
-    metrics.refresh(0)
-    for name in ("kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.blocks", "kvobs.attention.blocks"):
-        assert points(metrics, name) == {}
-    metrics.pause(False)
-    metrics.fold([step(), blocks(allocations=7)])
-    metrics.refresh(0)
-    assert points(metrics, "kvobs.kv.block.allocations") == {("tiny", "cpu", "PagedAttentionCache"): 7}
-    assert points(metrics, "kvobs.kv.caches")
-
-
-def test_engine_time_is_hooks_and_passes() -> None:
-    """The guard's two sums are the hooks' seconds and the forward passes' seconds, over all series."""
-    metrics = fold(step(hook_ns=1_000_000, duration_ns=60_000_000), turn(hook_ns=2_000_000),
-                   step(origin=origin("other"), hook_ns=0, duration_ns=40_000_000))
-    assert metrics.engine_time() == pytest.approx((0.003, 0.1))
 
 
 def test_a_newer_fact_about_a_subject_replaces_the_older() -> None:
