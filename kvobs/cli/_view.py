@@ -38,7 +38,8 @@ def view(store: Annotated[Path | None, typer.Argument(help="A store or a directo
     if store is not None:
         _check(store)
     chosen = _port(port)
-    print(f"The live view of {place} is at http://{HOST}:{chosen}", flush=True)
+    taken = f" (port {PORT} is taken)" if port is None and chosen != PORT else ""
+    print(f"The live view of {place} is at http://{HOST}:{chosen}{taken}", flush=True)
     os.execve(sys.executable, command(app(), place, chosen), environment(os.environ))
 
 

@@ -65,6 +65,21 @@ class Demo:
         self.process.communicate()
 
 
+# A process that knows nothing of kvobs: it decodes without end, one turn after the other.
+SERVING = """
+import os, torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+torch.set_num_threads(1)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+                                     num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=None,
+                                     pad_token_id=0)).eval()
+print(os.getpid(), flush=True)
+while True:
+    model.generate(torch.tensor([[1, 2, 3]]), past_key_values=DynamicCache(config=model.config), max_new_tokens=1500,
+                   do_sample=False)
+"""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("models") / "tiny-chat", context=4096)
@@ -152,6 +167,37 @@ def test_a_process_that_begins_later_appears(model: Path, tmp_path: Path) -> Non
         finally:
             for process in processes:
                 process.kill()
+
+
+def test_a_process_below_kvobs_run_is_followed_live(tmp_path: Path) -> None:
+    """While `kvobs run -- python` decodes, the page's KV bytes follow the store's; once it was killed it says so."""
+    store = tmp_path / "store"
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "kvobs", "run", "--deep", "--store", store, "--", sys.executable, "-c", SERVING],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, env=child_environment(KVOBS_PROMETHEUS="off"))
+    try:
+        assert serving.stdout is not None
+        assert int(serving.stdout.readline()) == serving.pid
+        followed: set[str] = set()
+        with viewing(store) as address, browsing() as window:
+            window.page.goto(address)
+
+            def follows() -> bool:
+                before = window.figure("kv-held")
+                if before and before == f"{newest(store, 'kvobs.kv.usage', state='held'):,.0f} B":
+                    followed.add(before)
+                return len(followed) >= 3
+
+            wait_until(follows, 60, "the page and the store saying the same three times")
+            assert window.state().startswith("Live: the last sample is ")
+            serving.kill()
+            serving.wait(30)
+            wait_until(lambda: window.state().startswith("The process has ended"), what="the stale state")
+            assert window.figure("kv-held") == f"{newest(store, 'kvobs.kv.usage', state='held'):,.0f} B"
+            harmless(window)
+    finally:
+        serving.kill()
+        serving.communicate()
 
 
 LUMINANCE = """

@@ -83,7 +83,9 @@ def test_a_taken_port(became: list[Any], tmp_path: Path, monkeypatch: pytest.Mon
             f"kvobs: The port {port} cannot be used (address already in use); name another, or 0 for a free one.")
         monkeypatch.setattr(_view, "PORT", port)
         view(str(tmp_path))
-        assert f":{port}" not in capsys.readouterr().out
+        address, _, remark = capsys.readouterr().out.partition(" (")
+    assert not address.endswith(f":{port}")
+    assert remark == f"port {port} is taken)\n"
 
 
 def not_a_database(path: Path) -> None:
