@@ -1,23 +1,28 @@
 """What one decode step's attention says of the KV cache: who is read (S4) and how near (S7), without eager attention.
 
-Vectorised and without synchronising a device: per layer a dozen small operations on the tensors that the
-attention function was given, per step one read of a few numbers. Sources: the reference article, S4 and S7;
-attention sinks after StreamingLLM (arXiv:2309.17453), whose four first tokens take mass without being read for.
+Vectorised and without synchronising a device. Of each layer two products are taken while its tensors are at hand,
+the dot products of query and keys and the keys' norms; what follows from them is computed for many layers at once,
+and the few numbers are read once per step. Sources: the reference article, S4 and S7; attention sinks after
+StreamingLLM (arXiv:2309.17453), whose four first tokens take mass without being read for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
 from kvobs.sources.transformers._lifecycle import LifeCycle
+from kvobs.sources.transformers._masks import additive, identity, valid_keys
 
 WINDOW_TOKENS = 64
 SINK_TOKENS = 4
 ALIVE_COSINE = 0.15
 _TINY = 1e-30
+_HELD = 1 << 19  # dot products of so many pairs of query head and key wait to be looked at together (2 MiB)
+_SLICE = 1 << 22  # pairs that are looked at in one go at most: rows beyond are taken apart (16 MiB a tensor)
 
 
 class Sample(NamedTuple):
@@ -36,21 +41,43 @@ class Sample(NamedTuple):
     reclaimable_bytes: int
 
 
-class _Group:
-    """The layers of one kind that see the same keys: same length, same mask."""
+class _Alike(NamedTuple):
+    """What layers have in common that are looked at together: kind, rows, and how and what their queries see."""
 
-    def __init__(self, key: Any, valid: Any, seen: int) -> None:
-        self.rows, self.length = int(key.shape[0]), int(key.shape[2])
-        self.offset = max(0, seen - self.length)
-        self.valid = valid
+    kind: str
+    first_row: int
+    heads: int
+    keys: tuple[int, ...]  # rows, KV heads, length
+    device: Any
+    mask: Any
+    window: int | None
+    softcap: float | None
+    sinks: bool
+    bias: tuple[int, ...] | None
+    token_bytes: int
+
+
+class _Group:
+    """Such layers, and what waits of them."""
+
+    def __init__(self, alike: _Alike, key: Any, mask: Any, sinks: int, window: int) -> None:
+        self.alike = alike
+        self.rows, self.kv_heads, self.length = alike.keys
+        self.mask = mask  # held so that another mask cannot take its place and pass for it
+        self.valid = valid_keys(mask, key, alike.window)
+        self.additive = additive(mask, self.valid, self.length)
+        self.counted: Any = None  # [rows, 1, length], 1.0 for keys that are no sinks
+        self.near: Any = None  # and for those of them that are near the query
+        if self.valid is not None:
+            rank = self.valid.cumsum(-1)
+            counted = self.valid & (rank > sinks)
+            self.counted, self.near = (which[:, None].float() for which in (
+                counted, counted & (rank[:, -1:] - rank <= window)))
         self.layers: list[int] = []
-        self.queries: list[Any] = []
+        self.waiting: list[tuple[Any, ...]] = []
         self.local: list[Any] = []
-        self.chance: list[Any] = []
         self.alive: list[Any] = []
         self.scores: list[Any] = []
-        self.kv_heads = 0
-        self.token_bytes: list[int] = []
 
 
 class AttentionProbe:
@@ -64,14 +91,14 @@ class AttentionProbe:
     def __init__(self, *, window: int = WINDOW_TOKENS, sinks: int = SINK_TOKENS) -> None:
         self._window, self._sinks = window, sinks
         self._cycle = LifeCycle()
-        self._groups: dict[tuple[str, int, int], _Group] = {}
+        self._groups: dict[_Alike, _Group] = {}
         self._seen, self._consecutive = 0, False
-        self._waiting: tuple[Any, Any, list[tuple[str, list[int]]]] | None = None
+        self._waiting: tuple[Any, Any, list[tuple[str, list[Any]]]] | None = None
 
     def reset(self) -> None:
         """The cache was rearranged: nothing is known of its blocks any more."""
         self._cycle = LifeCycle()
-        self._groups.clear()
+        self._groups = {}
 
     def begin(self, seen: int, consecutive: bool) -> None:
         """A sampled step begins. ``seen`` is the token positions in the cache, this step's included."""
@@ -91,107 +118,155 @@ class AttentionProbe:
             bias: additive position bias, 4-D.
             window: the sliding window, where the attention function applies it and not the mask.
         """
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            name = (kind, int(key.shape[2]), id(mask))
-            group = self._groups.get(name)
-            if group is None:
-                group = self._groups[name] = _Group(key, _valid(mask, key, window), self._seen)
-            rows, heads, dim = int(query.shape[0]), int(query.shape[1]), int(query.shape[3])
-            kv_heads, length = int(key.shape[1]), group.length
-            grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
-            dots = torch.matmul(grouped, key.transpose(2, 3))
-            weights = _softmax(dots.view(rows, heads, length), scaling, softcap, sinks, bias, mask, group.valid)
-            group.layers.append(index)
-            group.token_bytes.append(token_bytes)
-            group.kv_heads += kv_heads
-            group.scores.append(weights.amax(1))
-            self._locality(group, weights)
-            norms = torch.linalg.vector_norm(grouped, dim=-1, keepdim=True, dtype=torch.float32).clamp_min(_TINY)
-            best = (dots / norms).amax(2)
-            alive = best > ALIVE_COSINE * torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32)
-            if group.valid is not None:
-                alive = alive & group.valid[:, None]
-            group.alive.append(alive.sum())
+        rows, heads, length = int(query.shape[0]), int(query.shape[1]), int(key.shape[2])
+        # By powers of two, so that rows are taken apart alike from step to step and blocks keep their states.
+        together = max(1, _SLICE // (heads << (length - 1).bit_length()))
+        with torch.no_grad():
+            for first in range(0, rows, together):
+                some, keys, seen, offset = (_rows(tensor, rows, first, together) for tensor in (query, key, mask, bias))
+                group = self._group(keys, seen, _Alike(
+                    kind, first, heads, tuple(keys.shape[:3]), keys.device, identity(seen), window, softcap,
+                    sinks is not None, None if offset is None else tuple(offset.shape), token_bytes))
+                group.layers.append(index)
+                group.waiting.append((*_products(some, keys, scaling), sinks, offset))
+                if len(group.waiting) * group.rows * heads * length >= _HELD:
+                    self._look(group)
 
     def end(self) -> dict[str, Sample] | None:
         """The sums by kind: this step's on the CPU, elsewhere the latest step's that has finished, if any.
 
-        Elsewhere the numbers travel to the host behind the step's own work; nobody waits for them.
+        Elsewhere the numbers travel to the host behind the step's own work; nobody waits for them. A kind whose
+        logits are not numbers has no sums.
         """
         groups, self._groups = self._groups, {}
         if not groups:
             return None
         with torch.no_grad():
-            found = [(name[0], *self._sums(name, group)) for name, group in groups.items()]
-            numbers = torch.stack([number for _, numbers, _ in found for number in numbers])
-        known = [(kind, fixed) for kind, _, fixed in found]
-        if numbers.device.type == "cpu":
-            return _samples(numbers.tolist(), known)
+            found = [(group.alike.kind, self._sums(group)) for group in groups.values()]
+            unread = [torch.stack([field.double() for field in fields if isinstance(field, torch.Tensor)])
+                      for _, fields in found]
+            device = next((numbers.device for numbers in unread if numbers.device.type != "cpu"), unread[0].device)
+            numbers = torch.cat([part.to(device, non_blocking=True) for part in unread])
+        if device.type == "cpu":
+            return _samples(numbers.tolist(), found)
         ready = self._waiting
         result = None
         if ready is not None and ready[1].query():
             result, ready = _samples(ready[0].tolist(), ready[2]), None
         if ready is None:
+            known = [(kind, [None if isinstance(field, torch.Tensor) else field for field in fields])
+                     for kind, fields in found]
             self._waiting = (*_to_host(numbers), known)
         return result
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _locality(self, group: _Group, weights: Any) -> None:
-        rows, heads, length = weights.shape
+    def _group(self, key: Any, mask: Any, alike: _Alike) -> _Group:
+        group = self._groups.get(alike)
+        if group is None:
+            group = self._groups[alike] = _Group(alike, key, mask, self._sinks, self._window)
+        return group
+
+    def _look(self, group: _Group) -> None:
+        """Weights, locality and alive entries of the layers that wait."""
+        waiting, group.waiting = group.waiting, []
+        products, query_norms, key_norms, sinks, biases = zip(*waiting, strict=True)
+        dots = torch.stack(products).float()  # [layers, rows, query heads, length]
+        weights = _softmax(dots, group, sinks, biases)
+        group.scores.append(weights.amax(2))
+        group.local.append(self._locality(group, weights))
+        # The weights have been taken: from here on the products are free to be overwritten.
+        best = dots.unflatten(2, (group.kv_heads, -1)).div_(torch.stack(query_norms)).amax(3)
+        alive = best.gt_(torch.stack(key_norms).mul_(ALIVE_COSINE))
+        if group.valid is not None:
+            alive.mul_(group.valid[:, None])
+        group.alive.append(alive.sum(-1).sum(dtype=torch.float64))
+
+    def _locality(self, group: _Group, weights: Any) -> Any:
         if group.valid is None:
-            first = max(self._sinks, length - 1 - self._window)
-            if length <= self._sinks:
-                return
-            group.local.append((weights[..., first:].sum(-1)
-                                / weights[..., self._sinks:].sum(-1).clamp_min(_TINY)).sum())
-            group.chance.append(rows * heads * (length - first) / (length - self._sinks))
-            group.queries.append(rows * heads)
-            return
-        rank = group.valid.cumsum(-1)
-        counted = group.valid & (rank > self._sinks)
-        near = counted & (rank[:, -1:] - rank <= self._window)
-        mass = (weights * counted[:, None]).sum(-1)
-        group.local.append(((weights * near[:, None]).sum(-1) / mass.clamp_min(_TINY)).sum())
-        keys = counted.sum(-1)
-        group.chance.append((near.sum(-1) / keys.clamp_min(1)).sum() * heads)
-        group.queries.append((keys > 0).sum() * heads)
+            first = max(self._sinks, group.length - 1 - self._window)
+            near, mass = weights[..., first:].sum(-1), weights[..., self._sinks:].sum(-1)
+        else:
+            near, mass = (weights * group.near).sum(-1), (weights * group.counted).sum(-1)
+        return (near / mass.clamp_min(_TINY)).sum(dtype=torch.float64)
 
-    def _sums(self, name: tuple[str, int, int], group: _Group) -> tuple[list[Any], list[int]]:
-        device = group.scores[0].device
-        scores = torch.stack(group.scores)
-        states = self._cycle.step((name[0], tuple(group.layers)), scores, group.valid, group.offset,
-                                  torch.tensor(group.token_bytes, device=device), consecutive=self._consecutive)
-        # A CPU scalar of a constant costs nothing to make on the host; elsewhere it is a copy behind the queue.
-        tokens = _scalar(group.length, device) if group.valid is None else group.valid.sum(-1).max()
-        entries = (_scalar(group.rows * group.length, device) if group.valid is None else group.valid.sum())
-        numbers = [tokens, _total(group.queries, device), _total(group.local, device), _total(group.chance, device),
-                   entries * group.kv_heads, torch.stack(group.alive).sum(), *states]
-        return [number.double() for number in numbers], [len(group.layers)]
-
-
-def _scalar(value: float, device: Any) -> Any:
-    return torch.full((), value, dtype=torch.float64, device=device)
+    def _sums(self, group: _Group) -> list[Any]:
+        """The fields of a sample: tensors where they are known on the device only."""
+        if group.waiting:
+            self._look(group)
+        alike, layers = group.alike, len(group.layers)
+        states = self._cycle.step(
+            (alike.kind, alike.first_row, *group.layers), torch.cat(group.scores), group.valid,
+            max(0, self._seen - group.length), alike.token_bytes, consecutive=self._consecutive)
+        if group.valid is None:
+            keys = group.length - self._sinks
+            tokens: Any = group.length
+            entries: Any = group.length * group.rows
+            queries: Any = group.rows if keys > 0 else 0
+            chance: Any = queries * min(keys, self._window + 1) / max(keys, 1)
+        else:
+            each = group.valid.sum(-1)
+            tokens, entries = each.max(), each.sum()
+            counted, near = group.counted.sum(-1), group.near.sum(-1)
+            queries, chance = (counted > 0).sum(), (near / counted.clamp_min(1)).sum(dtype=torch.float64)
+        return [tokens, queries * alike.heads * layers, torch.stack(group.local).sum(), chance * alike.heads * layers,
+                entries * group.kv_heads * layers, torch.stack(group.alive).sum(), *states]
 
 
-def _total(parts: list[Any], device: Any) -> Any:
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    rest = _scalar(sum(part for part in parts if not isinstance(part, torch.Tensor)), device)
-    return torch.stack(tensors).sum().double() + rest if tensors else rest
+def _rows(tensor: Any, rows: int, first: int, count: int) -> Any:
+    """``count`` of its rows; all of it where that is all of them, or it is the same for every row, or None."""
+    return tensor if tensor is None or count >= rows or tensor.shape[0] == 1 else tensor[first:first + count]
 
 
-def _samples(numbers: list[float], known: list[tuple[str, list[int]]]) -> dict[str, Sample]:
-    width = len(Sample._fields)
-    found: dict[str, Sample] = {}
-    for position, (kind, _) in enumerate(known):
-        values = numbers[position * width:(position + 1) * width]
-        before = found.get(kind)
+def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Entering ``autocast`` takes longer than most operations here, so only where there is something to switch off."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
+def _products(query: Any, key: Any, scaling: float) -> tuple[Any, Any, Any]:
+    """Scaled dots [rows, query heads, length], norms of the scaled queries, norms of the keys (both float32).
+
+    In the tensors' own type as the back end takes them, but in float32 on CPUs: most multiply halves several times
+    slower than they convert them.
+    """
+    rows, heads, length = int(query.shape[0]), int(query.shape[1]), int(key.shape[2])
+    if key.device.type == "cpu" and key.element_size() < 4 and key.numel() <= _SLICE:
+        query, key = query.float(), key.float()
+    grouped = query.reshape(rows, key.shape[1], -1, query.shape[3]) * scaling
+    with _no_autocast(key.device.type):
+        dots = torch.matmul(grouped, key.transpose(2, 3)).view(rows, heads, length)
+    norms = torch.linalg.vector_norm(grouped, dim=-1, keepdim=True, dtype=torch.float32).clamp_min_(_TINY)
+    return dots, norms, torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32)
+
+
+def _softmax(dots: Any, group: _Group, sinks: tuple[Any, ...], biases: tuple[Any, ...]) -> Any:
+    """[layers, rows, query heads, length] attention weights in float32, as the model's own attention has them."""
+    logits = dots
+    if group.alike.softcap is not None:
+        logits = torch.tanh(logits / group.alike.softcap) * group.alike.softcap
+    if group.alike.bias is not None:
+        logits = logits + torch.stack([bias[:, :, -1, :group.length] for bias in biases]).float()
+    if group.additive is not None:
+        logits = logits + group.additive
+    if not group.alike.sinks:
+        return torch.softmax(logits, -1)
+    extra = torch.stack(sinks).float()[:, None, :, None].expand(-1, group.rows, -1, 1)
+    return torch.softmax(torch.cat([logits, extra], -1), -1)[..., :-1]
+
+
+def _samples(numbers: list[float], found: list[tuple[str, list[Any]]]) -> dict[str, Sample]:
+    """By kind: the numbers put in the places of the tensors (or None) among the fields, groups of a kind added up."""
+    read = iter(numbers)
+    sums: dict[str, list[float]] = {}
+    for kind, fields in found:
+        values = [next(read) if field is None or isinstance(field, torch.Tensor) else field for field in fields]
+        before = sums.get(kind)
         if before is not None:
             values = [max(before[0], values[0]), *(a + b for a, b in zip(before[1:], values[1:], strict=True))]
-        found[kind] = Sample(*values)  # type: ignore[arg-type]
+        sums[kind] = values
     return {kind: Sample(*(value if field.endswith("_sum") else round(value)  # type: ignore[arg-type]
-                           for field, value in zip(Sample._fields, sample, strict=True)))
-            for kind, sample in found.items()}
+                           for field, value in zip(Sample._fields, values, strict=True)))
+            for kind, values in sums.items() if math.isfinite(values[2])}
 
 
 def _to_host(numbers: Any) -> tuple[Any, Any]:
@@ -201,39 +276,3 @@ def _to_host(numbers: Any) -> tuple[Any, Any]:
     event = torch.Event(numbers.device.type)
     event.record()
     return host, event
-
-
-def _valid(mask: Any, key: Any, window: int | None) -> Any:
-    """[rows, length], True for keys that may be attended; None when all may be."""
-    rows, length = int(key.shape[0]), int(key.shape[2])
-    valid = None
-    if mask is not None and mask.dim() == 4:
-        first = mask[:, 0, -1, :length]
-        valid = first if first.dtype == torch.bool else first > torch.finfo(first.dtype).min / 2
-        valid = valid.expand(rows, length)
-    elif mask is not None:
-        valid = mask[:, -length:] > 0
-        valid = functional.pad(valid, (0, length - int(valid.shape[1]))).expand(rows, length)
-    if window is not None and window < length:
-        inside = torch.arange(length, device=key.device) >= length - window
-        valid = inside.expand(rows, length) if valid is None else valid & inside
-    return valid
-
-
-def _softmax(dots: Any, scaling: float, softcap: float | None, sinks: Any, bias: Any, mask: Any, valid: Any) -> Any:
-    """[rows, query heads, length] attention weights in float32, as the model's own attention computes them."""
-    length = int(dots.shape[-1])
-    logits = dots * scaling
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    if bias is not None:
-        logits = logits + bias[:, :, -1, :length]
-    if mask is not None and mask.dim() == 4 and mask.dtype != torch.bool:
-        logits = logits + mask[:, :, -1, :length]
-    logits = logits.float()
-    if valid is not None:
-        logits = logits.masked_fill(~valid[:, None], float("-inf"))
-    if sinks is None:
-        return torch.softmax(logits, -1)
-    extra = sinks.float().reshape(1, -1, 1).expand(logits.shape[0], -1, 1)
-    return torch.softmax(torch.cat([logits, extra], -1), -1)[..., :-1]

@@ -29,7 +29,7 @@ class LifeCycle:
     def __init__(self) -> None:
         self._states: dict[Any, _State] = {}
 
-    def step(self, name: Any, weights: Any, valid: Any, offset: int, token_bytes: Any, *,
+    def step(self, name: Any, weights: Any, valid: Any, offset: int, token_bytes: int, *,
              consecutive: bool) -> list[Any]:
         """Take one step's largest weights.
 
@@ -38,7 +38,7 @@ class LifeCycle:
             weights: [layers, rows, length], the largest weight of each token over the query heads.
             valid: [rows, length] bool, or None when all tokens are there.
             offset: token position of the first key in view; blocks lie at multiples of 16 positions.
-            token_bytes: [layers], K and V of one token and row.
+            token_bytes: K and V of one token and row in each of these layers.
             consecutive: the step before was taken too; otherwise no run of quiet steps reaches into this one.
         Returns:
             Scalars on the device: blocks, pending, to_pending, to_active, bytes of tokens in pending blocks.
@@ -47,7 +47,7 @@ class LifeCycle:
         first, before = divmod(offset, BLOCK_TOKENS)
         after = -(before + length) % BLOCK_TOKENS
         if valid is not None:
-            weights = weights.masked_fill(~valid, -1.0)
+            weights = torch.where(valid, weights, -1.0)
         score = functional.pad(weights, (before, after), value=-1.0).unflatten(-1, (-1, BLOCK_TOKENS)).amax(-1)
         there = torch.ones((1, length), dtype=torch.bool, device=weights.device) if valid is None else valid
         tokens = functional.pad(there, (before, after)).unflatten(-1, (-1, BLOCK_TOKENS)).sum(-1)
@@ -57,9 +57,8 @@ class LifeCycle:
         quiet = torch.where(low, (old.quiet if consecutive else 0) + 1, 0).clamp(max=QUIET_STEPS)
         pending = low & ((quiet >= QUIET_STEPS) | old.pending)
         self._states[name] = _State(first, quiet, pending)
-        held = (pending * tokens).sum((1, 2)) * token_bytes
         return [exists.sum(), pending.sum(), (pending & ~old.pending).sum(), (old.pending & exists & ~pending).sum(),
-                held.sum()]
+                (pending * tokens).sum() * token_bytes]
 
     def _aligned(self, name: Any, first: int, score: Any) -> _State:
         """What is known of the blocks in view; new ones are Active, those before the view are gone."""
