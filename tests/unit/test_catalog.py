@@ -213,6 +213,8 @@ def test_standard_metrics_are_those_of_the_conventions() -> None:
     for area in ("hw", "process", "system", "gen_ai", "cpu"):
         module = importlib.import_module(f"opentelemetry.semconv._incubating.attributes.{area}_attributes")
         keys |= {value for value in vars(module).values() if isinstance(value, str)}
+    if "system.paging.fault.type" not in keys:
+        pytest.skip("The installed opentelemetry-semantic-conventions are older than the names that kvobs follows.")
     for row in ROWS:
         if not row.name.startswith("kvobs."):
             kind, unit = meter.made[row.name]
