@@ -21,7 +21,7 @@ WINDOW_TOKENS = 64
 SINK_TOKENS = 4
 ALIVE_COSINE = 0.15
 _TINY = 1e-30
-_HELD = 1 << 19  # dot products of so many pairs of query head and key wait to be looked at together (2 MiB)
+_HELD = 1 << 18  # dot products of so many pairs of query head and key wait to be looked at together (1 MiB)
 _SLICE = 1 << 22  # pairs that are looked at in one go at most: rows beyond are taken apart (16 MiB a tensor)
 
 
@@ -73,6 +73,7 @@ class _Group:
             counted = self.valid & (rank > sinks)
             self.counted, self.near = (which[:, None].float() for which in (
                 counted, counted & (rank[:, -1:] - rank <= window)))
+        self.room = _room(key)
         self.layers: list[int] = []
         self.waiting: list[tuple[Any, ...]] = []
         self.local: list[Any] = []
@@ -128,7 +129,7 @@ class AttentionProbe:
                     kind, first, heads, tuple(keys.shape[:3]), keys.device, identity(seen), window, softcap,
                     sinks is not None, None if offset is None else tuple(offset.shape), token_bytes))
                 group.layers.append(index)
-                group.waiting.append((*_products(some, keys, scaling), sinks, offset))
+                group.waiting.append((*_products(some, keys, scaling, group.room), sinks, offset))
                 if len(group.waiting) * group.rows * heads * length >= _HELD:
                     self._look(group)
 
@@ -143,10 +144,9 @@ class AttentionProbe:
             return None
         with torch.no_grad():
             found = [(group.alike.kind, self._sums(group)) for group in groups.values()]
-            unread = [torch.stack([field.double() for field in fields if isinstance(field, torch.Tensor)])
-                      for _, fields in found]
-            device = next((numbers.device for numbers in unread if numbers.device.type != "cpu"), unread[0].device)
-            numbers = torch.cat([part.to(device, non_blocking=True) for part in unread])
+            unread = [field for _, fields in found for field in fields if isinstance(field, torch.Tensor)]
+            device = next((field.device for field in unread if field.device.type != "cpu"), unread[0].device)
+            numbers = torch.stack([field.to(device, torch.float64, non_blocking=True) for field in unread])
         if device.type == "cpu":
             return _samples(numbers.tolist(), found)
         ready = self._waiting
@@ -170,13 +170,14 @@ class AttentionProbe:
     def _look(self, group: _Group) -> None:
         """Weights, locality and alive entries of the layers that wait."""
         waiting, group.waiting = group.waiting, []
-        products, query_norms, key_norms, sinks, biases = zip(*waiting, strict=True)
-        dots = torch.stack(products).float()  # [layers, rows, query heads, length]
-        weights = _softmax(dots, group, sinks, biases)
+        products, scaled, key_norms, sinks, biases = zip(*waiting, strict=True)
+        dots = torch.stack(products).float()  # [layers, rows, KV heads, query heads of each, length]
+        weights = _softmax(dots.flatten(2, 3), group, sinks, biases)
         group.scores.append(weights.amax(2))
         group.local.append(self._locality(group, weights))
         # The weights have been taken: from here on the products are free to be overwritten.
-        best = dots.unflatten(2, (group.kv_heads, -1)).div_(torch.stack(query_norms)).amax(3)
+        query_norms = torch.linalg.vector_norm(torch.stack(scaled), dim=-1, keepdim=True, dtype=torch.float32)
+        best = dots.div_(query_norms.clamp_min_(_TINY)).amax(3)
         alive = best.gt_(torch.stack(key_norms).mul_(ALIVE_COSINE))
         if group.valid is not None:
             alive.mul_(group.valid[:, None])
@@ -218,29 +219,36 @@ def _rows(tensor: Any, rows: int, first: int, count: int) -> Any:
     return tensor if tensor is None or count >= rows or tensor.shape[0] == 1 else tensor[first:first + count]
 
 
-def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+def _room(key: Any) -> Any:
+    """On CPUs, most of which multiply halves several times slower than they convert them: where to convert keys to."""
+    if key.device.type != "cpu" or key.element_size() >= 4 or key.numel() > _SLICE:
+        return None
+    with torch.inference_mode(False):  # so that it may be written to whatever mode the next layer is in
+        return torch.empty(key.shape, dtype=torch.float32)
+
+
+def _no_autocast(device: str) -> Any:
     """Entering ``autocast`` takes longer than most operations here, so only where there is something to switch off."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
 
 
-def _products(query: Any, key: Any, scaling: float) -> tuple[Any, Any, Any]:
-    """Scaled dots [rows, query heads, length], norms of the scaled queries, norms of the keys (both float32).
+def _products(query: Any, key: Any, scaling: float, room: Any) -> tuple[Any, Any, Any]:
+    """Dots [rows, KV heads, query heads of each, length], the scaled queries of them, norms of the keys (float32).
 
-    In the tensors' own type as the back end takes them, but in float32 on CPUs: most multiply halves several times
-    slower than they convert them.
+    In the tensors' own type as the back end takes them, or in float32 where there is ``room`` for such keys.
     """
-    rows, heads, length = int(query.shape[0]), int(query.shape[1]), int(key.shape[2])
-    if key.device.type == "cpu" and key.element_size() < 4 and key.numel() <= _SLICE:
-        query, key = query.float(), key.float()
-    grouped = query.reshape(rows, key.shape[1], -1, query.shape[3]) * scaling
+    if room is not None:
+        query, key = query.float(), room.copy_(key)
+    scaled = query.reshape(key.shape[0], key.shape[1], -1, key.shape[3]) * scaling
     with _no_autocast(key.device.type):
-        dots = torch.matmul(grouped, key.transpose(2, 3)).view(rows, heads, length)
-    norms = torch.linalg.vector_norm(grouped, dim=-1, keepdim=True, dtype=torch.float32).clamp_min_(_TINY)
-    return dots, norms, torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32)
+        dots = torch.matmul(scaled, key.transpose(2, 3))
+    return dots, scaled, torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32)
 
 
 def _softmax(dots: Any, group: _Group, sinks: tuple[Any, ...], biases: tuple[Any, ...]) -> Any:
-    """[layers, rows, query heads, length] attention weights in float32, as the model's own attention has them."""
+    """Attention weights [layers, rows, query heads, length] in float32, as the model's own attention has them."""
     logits = dots
     if group.alike.softcap is not None:
         logits = torch.tanh(logits / group.alike.softcap) * group.alike.softcap
