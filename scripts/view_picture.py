@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.browser import browsing, viewing
+from tests.browser import Window, browsing, viewing
 from tests.support import wait_until
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "view.png"
@@ -26,11 +26,11 @@ def main() -> int:
             told = [demo.stdout.readline() for _ in range(3)]
             if not told[-1]:
                 return demo.wait()
-            with viewing(store) as address, browsing(width=1280, height=1180) as window:
+            with viewing(store) as address, browsing(width=1400, height=1080) as window:
                 window.page.goto(address)
                 wait_until(lambda: window.state().startswith("Live") and window.figure("tokens"), 60, "the page")
                 wait_until(lambda: window.page.locator("canvas, svg.marks").count() >= 6, 60, "the charts")
-                window.page.wait_for_timeout(4_000)
+                wait_until(lambda: drawn(window), 60, "a moment in the middle of a turn")
                 PICTURE.parent.mkdir(exist_ok=True)
                 window.page.screenshot(path=PICTURE)
         finally:
@@ -38,6 +38,12 @@ def main() -> int:
             demo.communicate()
     print(f"Wrote {PICTURE}.")
     return 0
+
+
+def drawn(window: Window) -> bool:
+    """Whether the model is at work, and nothing on the page is being drawn anew."""
+    at_work = window.figure("tokens") not in ("", "0 /s") and window.figure("step") not in ("", "no value")
+    return at_work and not window.page.locator("[data-stale=true], [data-testid=stSkeleton]").count()
 
 
 if __name__ == "__main__":
