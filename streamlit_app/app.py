@@ -13,10 +13,12 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from streamlit_app.views import attention, live, turns
 
-# Streamlit lets columns shrink until a number reads "14…"; these wrap instead.
+# Streamlit lets columns shrink until a number reads "14…"; these wrap instead. What is only being drawn again is not
+# stale: pages say in words what is.
 STYLE = """<style>
 [class*="st-key-strip"] [data-testid="stColumn"] { min-width: 10.5rem; }
 [class*="st-key-charts"] [data-testid="stColumn"] { min-width: 26rem; }
+[data-stale="true"] { opacity: 1 !important; }
 </style>"""
 
 

@@ -133,7 +133,7 @@ def turns(found: Sequence[Turn]) -> Any:
     counts = pd.DataFrame([(turn.turn, turn.reallocations) for turn in found], columns=["turn", "re-allocations"])
     turn_axis = alt.X("turn:O", title="turn", axis=alt.Axis(labelAngle=0, labelOverlap="greedy"))
     bars = alt.Chart(parts).mark_bar(opacity=0.85, size=min(40, max(600 // len(found), 1))).encode(
-        x=turn_axis, y=alt.Y("size:Q", title=f"KV at the end of the turn ({unit})"),
+        x=turn_axis, y=alt.Y("size:Q", title=f"KV ({unit})"),
         order=alt.Order("part:N", sort="ascending"),
         color=alt.Color("part:N", scale=alt.Scale(domain=["held", "slack"], range=[PALETTE[0], PALETTE[4]]),
                         legend=alt.Legend(title=None, orient="bottom")),
@@ -143,7 +143,7 @@ def turns(found: Sequence[Turn]) -> Any:
         x=turn_axis, y=alt.Y("re-allocations:Q", title="re-allocations (dashed)"),
         tooltip=["turn:O", "re-allocations:Q"])
     return alt.layer(bars, points).resolve_scale(y="independent").properties(
-        title="KV bytes and re-allocations by turn", height=320)
+        title="KV bytes at the end of each turn, and its re-allocations", height=320)
 
 
 def attention_frame(rows: Iterable[tuple[Stored[AttentionSecond], int | None]]) -> Any:

@@ -50,8 +50,15 @@ Row = TypeVar("Row")
 _COMBINE: dict[str, Callable[[list[float]], float]] = {"sum": math.fsum, "max": max, "min": min}
 
 
+_RUN = "kvobs run -- python serve.py"
+
+
 class NothingYet(Exception):
-    """There is nothing to show; ``str()`` says what to do, in whole sentences."""
+    """There is nothing to show; ``str()`` says why, in whole sentences, ``command`` what to type, if anything."""
+
+    def __init__(self, sentences: str, command: str = "") -> None:
+        super().__init__(sentences)
+        self.command = command
 
 
 @dataclass(frozen=True)
@@ -98,13 +105,12 @@ def open_store(path: str, chosen: str | None = None) -> StoreReader:
     """
     place = Path(path)
     if not place.exists():
-        raise NothingYet(f"Nothing has been written in {place} yet. Start a process with: kvobs run -- python serve.py")
+        raise NothingYet(f"Nothing has been written in {place} yet. Start a process with:", _RUN)
     try:
         return StoreReader(place, None if chosen is None else [chosen])
     except StoreError:
         if place.is_dir() and not any(place.glob("kvobs-*.sqlite")):
-            raise NothingYet(f"There is no store in {place} yet. Start a process with: kvobs run -- python serve.py"
-                             ) from None
+            raise NothingYet(f"There is no store in {place} yet. Start a process with:", _RUN) from None
         raise
 
 
@@ -320,8 +326,8 @@ def attention(path: str, chosen: str | None) -> list[tuple[Stored[AttentionSecon
     if not found:
         reasons = sorted({fact.record.reason for fact in reader.availability()
                           if fact.record.subject == "attention" and fact.record.reason})
-        raise NothingYet("No attention was sampled. Switch it on with: kvobs run --deep -- python serve.py "
-                         "(or KVOBS_DEEP=on). " + " ".join(reasons))
+        raise NothingYet(" ".join(["No attention was sampled.", *reasons, "Switch it on with KVOBS_DEEP=on, or:"]),
+                         "kvobs run --deep -- python serve.py")
     return found
 
 

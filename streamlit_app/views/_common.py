@@ -25,6 +25,8 @@ def guarded(draw: Callable[..., None]) -> Callable[..., None]:
             draw(*arguments)
         except data.NothingYet as nothing:
             st.info(units.plain(str(nothing)))
+            if nothing.command:  # as code: Markdown would make a dash of its two hyphens
+                st.code(nothing.command, language=None)
         except StoreError as error:
             st.error(units.plain(str(error)))
 

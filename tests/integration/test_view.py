@@ -154,6 +154,7 @@ def test_a_process_that_begins_later_appears(model: Path, tmp_path: Path) -> Non
     with viewing(store) as address, browsing() as window:
         window.page.goto(address)
         window.page.get_by_text("There is no store in").wait_for(timeout=30_000)
+        window.page.get_by_text("kvobs run -- python serve.py", exact=True).wait_for(timeout=30_000)
         processes = [Demo(model, store), Demo(model, store)]
         try:
             told = [process.say("What grows well?") for process in processes]

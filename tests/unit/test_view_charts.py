@@ -135,7 +135,7 @@ def test_turns_are_drawn_as_they_were() -> None:
     found = charts.turns([turn(turn=number, kv_bytes=number * 1024**2, kv_reserved_bytes=4 * 1024**2,
                                reallocations=7 * number) for number in (1, 2)])
     bars, points = drawn(found)
-    assert bars["encoding"]["y"]["title"] == "KV at the end of the turn (MiB)"
+    assert bars["encoding"]["y"]["title"] == "KV (MiB)"
     assert [(row["turn"], row["part"], row["size"]) for row in bars["rows"]] == [
         (1, "held", 1), (2, "held", 2), (1, "slack", 3), (2, "slack", 2)]
     assert [(row["turn"], row["re-allocations"]) for row in points["rows"]] == [(1, 7), (2, 14)]

@@ -100,8 +100,9 @@ def test_durations(value: float, text: str) -> None:
 def test_nothing_yet_says_what_to_do(tmp_path: Path) -> None:
     """A directory that is missing or empty is not an error, and the sentence says how to begin."""
     for place in (tmp_path, tmp_path / "none"):
-        with pytest.raises(data.NothingYet, match=r"kvobs run -- python serve\.py"):
+        with pytest.raises(data.NothingYet, match=r"Start a process with:$") as found:
             data.live(str(place), None, 60)
+        assert found.value.command == "kvobs run -- python serve.py"
 
 
 def test_a_range_ends_where_an_ended_process_ended(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def run(page: str, store: Path) -> Any:
 
 def text(found: Any) -> str:
     kinds = (found.info, found.warning, found.success, found.error, found.caption, found.markdown)
-    return "\n".join(read(str(element.value)) for kind in kinds for element in kind)
+    code = [str(element.value) for element in found.code]
+    return "\n".join([*(read(str(element.value)) for kind in kinds for element in kind), *code])
 
 
 def read(markdown: str) -> str:
