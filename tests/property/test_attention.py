@@ -19,7 +19,7 @@ from kvobs.sources.transformers._attention import AttentionProbe
 from kvobs.sources.transformers._lifecycle import LifeCycle
 from tests.contract.attention_reference import Reference, Sums, entries
 
-SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 90))
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 140))
 
 
 def weights_of(query: list[list[float]], keys: list[list[list[float]]], valid: list[bool], scaling: float, *,
@@ -103,8 +103,8 @@ def test_steps_of_two_kinds_of_layers_equal_plain_loops(seed: int, form: str, st
     full, rolled = Reference(16), Reference(24)
     probe, dim, total = AttentionProbe(), 2, start + len(steps)
     keys = torch.randn(3, rows, 1, total, dim, generator=generator)
-    there = torch.rand(rows, total, generator=generator) < 0.8
-    there[:, start - 1:] = True
+    there = torch.rand(3, rows, total, generator=generator) < 0.8
+    there[..., start - 1:] = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_attention, "_HELD", held)
         patch.setattr(_attention, "_SLICE", together)
@@ -115,8 +115,8 @@ def test_steps_of_two_kinds_of_layers_equal_plain_loops(seed: int, form: str, st
                 kind, reference = ("sliding", rolled) if layer == 1 else ("full", full)
                 length = min(seen, window) if layer == 1 else seen
                 query = 4 * torch.randn(rows, 2, 1, dim, generator=generator)
-                key, where = keys[layer, :, :, seen - length:seen], there[:, seen - length:seen]
-                # A mask of its own for every layer, as of models that make them anew in each.
+                key, where = keys[layer, :, :, seen - length:seen], there[layer, :, seen - length:seen]
+                # A mask of its own for every layer, as of models that make them anew in each, and choose in each.
                 probe.layer(layer, kind, query, key, mask_of(form, where.clone()), scaling=1.0,
                             token_bytes=reference.token_bytes)
                 for row in range(rows):
@@ -246,15 +246,15 @@ def test_on_a_device_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch, form
 def test_nothing_that_was_shown_is_changed_or_kept() -> None:
     """Inputs and the random state are as they were, also under autocast and inference mode; inputs die with their
     owner, and what is measured under autocast is what is measured without."""
-    query, key = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 20, 8)
+    query, key = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 200, 8)
     plain = AttentionProbe()
-    plain.begin(20, True)
+    plain.begin(200, True)
     plain.layer(0, "full", query, key, None, token_bytes=1, scaling=0.3)
     expected = plain.end()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         copies, state = (query.clone(), key.clone()), torch.random.get_rng_state()
         probe = AttentionProbe()
-        probe.begin(20, True)
+        probe.begin(200, True)
         probe.layer(0, "full", query, key, None, token_bytes=1, scaling=0.3)
         assert probe.end() == expected
         assert torch.equal(torch.random.get_rng_state(), state)
@@ -263,3 +263,17 @@ def test_nothing_that_was_shown_is_changed_or_kept() -> None:
     gone = weakref.ref(key)
     del key
     assert gone() is None
+
+
+@pytest.mark.parametrize("form", ["bool", "additive", "padding"])
+def test_a_mask_lives_as_long_as_the_step(form: str) -> None:
+    """A mask is held until its step ends, lest another one of a later layer takes its address, and not longer."""
+    probe = AttentionProbe()
+    probe.begin(20, True)
+    mask = mask_of(form, torch.ones(1, 20, dtype=torch.bool))
+    probe.layer(0, "full", torch.ones(1, 1, 1, 4), torch.ones(1, 1, 20, 4), mask, token_bytes=1, scaling=0.5)
+    held = weakref.ref(mask)
+    del mask
+    assert held() is not None
+    probe.end()
+    assert held() is None
