@@ -145,7 +145,7 @@ def test_the_life_cycle_equals_a_plain_state_machine(seed: int, steps: list[bool
         length = min(seen, window)
         valid = [row[seen - length:seen] for row in there]
         # Most tokens are quiet, so that runs of three quiet steps and their ends are both common.
-        scores = [[[chance.choice([0.0, 0.05, 0.08, 0.2]) if chance.random() < 0.02 else 0.01
+        scores = [[[chance.choice([0.001, 0.05, 0.08, 0.2]) if chance.random() < 0.02 else 0.01
                     for _ in range(length)] for _ in range(rows)] for _ in range(layers)]
         for layer in range(layers):
             for row in range(rows):
