@@ -17,7 +17,7 @@ from kvobs.model import Event, FlightRecord, OutOfMemory
 SECONDS = 60
 LIMIT_CHARACTERS = 60_000
 _SERIES = 200
-_SPACING_NS, _PER_MINUTE = 1_000_000_000, 10
+SECOND_NS, PER_MINUTE = 1_000_000_000, 10
 METRICS = frozenset({
     "kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.blocks", "kvobs.kv.reallocations", "kvobs.kv.copied",
     "kvobs.kv.block.failures", "kvobs.kv.preemptions", "kvobs.kv.fragmentation.article", "kvobs.out_of_memory",
@@ -28,12 +28,29 @@ METRICS = frozenset({
 })
 
 
+class Ration:
+    """At most one per second, and ``per_minute`` in any minute."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._taken: deque[int] = deque(maxlen=per_minute)
+
+    def take(self, now_ns: int) -> bool:
+        """Whether one may be taken at ``now_ns``; it counts as taken then."""
+        taken = self._taken
+        if taken and now_ns - taken[-1] < SECOND_NS:
+            return False
+        if len(taken) == taken.maxlen and now_ns - taken[0] < 60 * SECOND_NS:
+            return False
+        taken.append(now_ns)
+        return True
+
+
 class FlightRecorder:
     """The last ``SECONDS`` samples of ``METRICS``, and the out-of-memory errors that were recorded."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=SECONDS)
-        self._taken: deque[int] = deque(maxlen=_PER_MINUTE)
+        self._ration = Ration(PER_MINUTE)
 
     def note(self, now_ns: int, families: Iterable[tuple[Row, Mapping[tuple[str, ...], object]]]) -> None:
         """Keep a second's points."""
@@ -53,11 +70,11 @@ class FlightRecorder:
         told: list[Event] = []
         for event in events:
             if isinstance(event, FlightRecord):
-                if self._admit(event.t_ns):
+                if self._ration.take(event.t_ns):
                     told.append(msgspec.structs.replace(event, windows=self.windows(event.t_ns)))
                 continue
             told.append(event)
-            if isinstance(event, OutOfMemory) and self._admit(event.t_ns):
+            if isinstance(event, OutOfMemory) and self._ration.take(event.t_ns):
                 device = event.origin.device if event.origin else "unknown"
                 told.append(FlightRecord(event.t_ns, "out_of_memory", device, None, event.message,
                                          self.windows(event.t_ns), ""))
@@ -65,7 +82,7 @@ class FlightRecorder:
 
     def windows(self, now_ns: int) -> str:
         """JSON: ``age_s`` of each sample, oldest first, and per series its values (null where it had none)."""
-        samples = [found for found in self._samples if now_ns - found[0] <= SECONDS * 1_000_000_000]
+        samples = [found for found in self._samples if now_ns - found[0] <= SECONDS * SECOND_NS]
         while samples:
             names = sorted({name for _, sample in samples for name in sample})
             text = json.dumps({
@@ -76,14 +93,6 @@ class FlightRecorder:
                 return text
             samples = samples[len(samples) // 2 + 1:]  # the newest say most
         return '{"age_s":[],"series":{}}'
-
-    def _admit(self, t_ns: int) -> bool:
-        if self._taken and t_ns - self._taken[-1] < _SPACING_NS:
-            return False
-        if len(self._taken) == _PER_MINUTE and t_ns - self._taken[0] < 60 * _SPACING_NS:
-            return False
-        self._taken.append(t_ns)
-        return True
 
 
 def _series(row: Row, attributes: tuple[str, ...]) -> str:

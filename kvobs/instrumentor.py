@@ -32,7 +32,10 @@ def supported(distribution: str = "kvobs") -> dict[str, Requirement]:
 
 
 class KvobsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Arms kvobs: it starts when transformers is imported. Settings come from ``KVOBS_*`` or keyword arguments."""
+    """Arms kvobs: it starts when torch or transformers is imported.
+
+    Settings come from ``KVOBS_*`` or keyword arguments.
+    """
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """The libraries that must be installed in a supported version."""

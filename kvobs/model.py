@@ -187,7 +187,8 @@ class Attention(msgspec.Struct, frozen=True, gc=False):
     give (S7; attention sinks left out; queries that see nothing but sinks count in none of the three).
     ``entries`` are K/V pairs in view (KV heads x tokens x layers) and ``alive`` those whose key has a cosine
     above 0.15 with a query head that reads it (S4). ``blocks`` are 16-token blocks per row and layer, ``pending``
-    those that are Pending Evict, ``to_pending`` and ``to_active`` the transitions of this step.
+    those that are Pending Evict, ``to_pending`` and ``to_active`` the transitions of this step. On an
+    accelerator the numbers are of the latest sampled step of the cache that had finished at ``t_ns``: nobody waits.
     """
 
     t_ns: int

@@ -21,13 +21,15 @@ from kvobs.config import Config
 from kvobs.exporters import OtelExporter, PrometheusExporter
 from kvobs.flight import FlightRecorder
 from kvobs.guard import OBSERVING, PASSING, Guard
-from kvobs.metrics import Metrics
+from kvobs.metrics import Attributes, Metrics, Value
 from kvobs.model import Availability, CacheGone, Event, Source
 from kvobs.sources import Wiring, factories
 from kvobs.store import StoreWriter
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+    from kvobs.catalog import Row
 
 _log = logging.getLogger("kvobs")
 TICK_S = 0.25
@@ -56,6 +58,7 @@ class Runtime:
         self.metrics = Metrics(window_ms=self.config.window_ms, max_series=self.config.max_series)
         self.metrics.begin("kvobs.self.events.dropped", ("queue",), ("store",), ("otlp",))
         self.metrics.begin("kvobs.self.paused", ())
+        self.metrics.begin("kvobs.self.turns.cut", ())
         self.guard = Guard(self.config.overhead_percent / 100, deep=self.config.deep)
         self.flight = FlightRecorder()
         self.otel = OtelExporter(self.config, self.metrics, self.process_id)
@@ -191,10 +194,18 @@ class Runtime:
             if self._running:
                 self._keep_budget(now, events)
             self.metrics.refresh(now)
-            self.flight.note(now, self.metrics.collect())
         self._guarded("otlp", self.otel.tick, self.metrics.take_observations())
+        points = self._points(now) if due else []
         if self.store is not None:
-            self._guarded("store", self._keep, events, due)
+            self._guarded("store", self._keep, events, points)
+
+    def _points(self, now: int) -> list[tuple[Row, dict[Attributes, Value]]]:
+        """All points as of now, once a second: for the flight recorder and the store."""
+        if self.store is not None:
+            self.metrics.set("kvobs.self.store.size", (), self.store.size_bytes())
+        points = self.metrics.collect()
+        self.flight.note(now, points)
+        return points
 
     def _keep_budget(self, now: int, events: list[Event]) -> None:
         """Ask the guard how much may be observed from now on, and say so."""
@@ -205,8 +216,8 @@ class Runtime:
         self.bus.deep = self.config.deep and level == OBSERVING
         if level != before and PASSING in (level, before):
             (self.bus.pause if level == PASSING else self.bus.resume)()
-            self.metrics.pause(level == PASSING)
         if level != before:
+            self.metrics.pause(caches=level == PASSING, attention=level != OBSERVING)
             _log.warning("kvobs: %s", self.guard.reason or "Everything that is configured is observed again.")
         self.metrics.set("kvobs.self.overhead", (), self.guard.overhead)
         self.metrics.set("kvobs.self.throttle", (), level)
@@ -214,12 +225,10 @@ class Runtime:
         self.metrics.fold([fact])
         events.append(fact)
 
-    def _keep(self, events: list[Event], due: bool) -> None:
+    def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]]) -> None:
         assert self.store is not None
         self.store.write(events)
-        if due:
-            self.metrics.set("kvobs.self.store.size", (), self.store.size_bytes())
-            self.store.write_points(self.metrics.collect())
+        self.store.write_points(points)
         self.store.commit()
         self.metrics.count("kvobs.self.events.dropped", ("store",), self.store.take_dropped())
 

@@ -16,6 +16,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from kvobs.analysis import corrected
 from kvobs.model import Turn
 from kvobs.store import AttentionSecond, Stored
 
@@ -154,13 +155,11 @@ def attention_frame(rows: Iterable[tuple[Stored[AttentionSecond], int | None]]) 
         queries, entries = row.queries or None, row.entries or None
         local = row.local_sum / queries if queries else None
         chance = row.chance_sum / queries if queries else None
-        corrected = None
-        if local is not None and chance is not None and chance < 1:
-            corrected = (local - chance) / (1 - chance)
         found.append({
             "time": datetime.datetime.fromtimestamp(stored.wall_ns / 1e9, datetime.UTC), "tokens": row.tokens,
             "within 64 tokens": local, "chance line": chance,
-            "corrected for chance": corrected, "alive (cosine > 0.15)": row.alive / entries if entries else None,
+            "corrected for chance": None if local is None or chance is None else corrected(local, chance),
+            "alive (cosine > 0.15)": row.alive / entries if entries else None,
             "active": row.blocks - row.pending, "pending evict": row.pending, "to pending": row.to_pending,
             "to active": row.to_active, "reclaimable": row.reclaimable_bytes,
             "held by the cache": held})

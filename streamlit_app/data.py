@@ -38,18 +38,14 @@ INTERVALS = 400
 SESSIONS = 500  # in the picker
 SECOND_NS = 1_000_000_000
 LIVE_METRICS = (
-    "kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.buffer.largest", "kvobs.kv.fragmentation.article",
-    "kvobs.kv.reallocations", "kvobs.kv.written", "kvobs.kv.copied", "kvobs.kv.blocks", "kvobs.step.tokens",
-    "kvobs.step.duration", "kvobs.window.step.mean", "kvobs.window.step.variance", "kvobs.window.fragmentation",
-    "kvobs.window.allocation.variance", "kvobs.self.events.dropped", "kvobs.self.overhead", "kvobs.self.throttle",
-    "kvobs.self.hook.duration", "kvobs.allocator.usage", "kvobs.heap.usage", "kvobs.device.memory",
-    "process.memory.usage", "kvobs.attention.reclaimable")
+    "kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.fragmentation.article", "kvobs.kv.reallocations",
+    "kvobs.kv.written", "kvobs.kv.copied", "kvobs.step.tokens", "kvobs.window.step.mean", "kvobs.window.step.variance",
+    "kvobs.window.fragmentation", "kvobs.self.events.dropped", "kvobs.self.overhead", "kvobs.self.throttle",
+    "kvobs.allocator.usage", "kvobs.heap.usage", "kvobs.device.memory", "process.memory.usage")
 GUARD = {0: "observing", 1: "not deep", 2: "passing"}
 Samples = list[tuple[int, float]]
 Row = TypeVar("Row")
 _COMBINE: dict[str, Callable[[list[float]], float]] = {"sum": math.fsum, "max": max, "min": min}
-
-
 _RUN = "kvobs run -- python serve.py"
 
 

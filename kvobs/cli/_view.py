@@ -68,7 +68,6 @@ def command(script: Path, store: Path, port: int) -> list[str]:
 # As `python -m streamlit`, without Streamlit's banner, and ending on Ctrl-C without a traceback.
 _RUN = """
 import sys
-from streamlit import config, web
 from streamlit.web import bootstrap, cli
 bootstrap._print_url = lambda *_: None
 try:

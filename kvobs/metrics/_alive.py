@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -59,15 +59,22 @@ class Caches:
         for alive in (self._caches, self._pools, self._attention):
             alive.pop(cache_id, None)
 
-    def hide(self) -> None:
-        """Nobody looks at caches any more: their last sizes would go stale. Pools keep what their counters stand at."""
-        self._caches.clear()
-        self._attention.clear()
+    def forget(self, *, caches: bool, attention: bool) -> None:
+        """Sizes and states from before a pause are not those after it. Pools keep what their counters stand at."""
+        if caches:
+            self._caches.clear()
+        if attention:
+            self._attention.clear()
 
-    def refresh(self, table: PointTable, *, paused: bool) -> None:
-        """Write the gauges."""
+    def refresh(self, table: PointTable, *, caches: bool, attention: bool) -> None:
+        """Write the gauges; of what is not observed at present there are none."""
+        self._refresh_sizes(table, self._caches.values() if caches else ())
+        table.replace("kvobs.kv.blocks", self._blocks() if caches else {})
+        self._refresh_attention(table, self._attention.values() if attention else ())
+
+    def _refresh_sizes(self, table: PointTable, alive: Iterable[_Cache]) -> None:
         held, reserved, largest, caches = (dict[Attributes, int]() for _ in range(4))
-        for cache in self._caches.values():
+        for cache in alive:
             for device, held_bytes, reserved_bytes, largest_bytes in cache.parts:
                 who: Attributes = (cache.origin.model, device, cache.origin.cache)
                 held[who] = held.get(who, 0) + held_bytes
@@ -85,8 +92,6 @@ class Caches:
         table.replace("kvobs.kv.fragmentation.article", rates)
         table.replace("kvobs.kv.buffer.largest", largest)
         table.replace("kvobs.kv.caches", caches)
-        table.replace("kvobs.kv.blocks", {} if paused else self._blocks())
-        self._refresh_attention(table)
 
     def _blocks(self) -> dict[Attributes, float]:
         blocks: dict[Attributes, float] = {}
@@ -96,11 +101,11 @@ class Caches:
                 blocks[*who, state] = blocks.get((*who, state), 0) + number
         return blocks
 
-    def _refresh_attention(self, table: PointTable) -> None:
+    def _refresh_attention(self, table: PointTable, alive: Iterable[Mapping[str, model.Attention]]) -> None:
         blocks: dict[Attributes, float] = {}
         reclaimable: dict[Attributes, float] = {}
         interval: dict[Attributes, float] = {}
-        for samples in self._attention.values():
+        for samples in alive:
             for sample in samples.values():
                 who = (sample.origin.model, sample.origin.device, sample.layers)
                 for state, number in (("active", sample.blocks - sample.pending), ("pending", sample.pending)):

@@ -28,7 +28,7 @@ class Metrics:
         self._caches, self._allocators = Caches(), Allocators()
         self._windows = Windows(window_ms * 1_000_000, 4 * max_series)
         self._window_ns = 0
-        self._paused = False
+        self._caches_hidden = self._attention_hidden = False
 
     # -- writing (drain thread) ------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class Metrics:
     def refresh(self, now_ns: int) -> None:
         """Recompute gauges as of ``now_ns``; windows that emptied and sources that fell silent lose their points."""
         with self._lock:
-            self._caches.refresh(self._table, paused=self._paused)
+            self._caches.refresh(self._table, caches=not self._caches_hidden, attention=not self._attention_hidden)
             self._allocators.refresh(self._table, now_ns)
             started = self._clock()
             self._windows.refresh(self._table, now_ns)
@@ -76,12 +76,11 @@ class Metrics:
             else:
                 self._table.put(name, attributes, value)
 
-    def pause(self, paused: bool) -> None:
-        """While observation is paused no cache has sizes: the last ones would go stale unseen."""
+    def pause(self, *, caches: bool, attention: bool) -> None:
+        """What is not looked at for a while has no gauges: the last values, late ones too, would go stale unseen."""
         with self._lock:
-            self._paused = paused
-            if paused:
-                self._caches.hide()
+            self._caches.forget(caches=caches or self._caches_hidden, attention=attention or self._attention_hidden)
+            self._caches_hidden, self._attention_hidden = caches, attention
 
     def take_observations(self) -> list[Observation]:
         """Histogram observations since the last call."""

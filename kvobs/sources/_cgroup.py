@@ -61,13 +61,15 @@ class Cgroup:
 
     def read(self, tree: Tree) -> tuple[Readings, str]:
         """What is known of the group, and the reason where nothing is."""
+        path = SELF
         try:
-            membership = tree.read(SELF)
+            membership = tree.read(path)
             if membership != self._membership:
-                self._place = place(membership, tree.read(MOUNTS))
+                path = MOUNTS
+                self._place = place(membership, tree.read(path))
                 self._membership = membership
         except OSError as error:
-            return [], unreadable(error.filename[error.filename.find("/proc/"):], error)
+            return [], unreadable(path, error)
         if self._place is None:
             return [], NOWHERE
         usage, peak, _ = (f"{self._place.directory}/{name}" for name in _FILES[self._place.version])

@@ -12,16 +12,16 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from kvobs.flight import Ration
 from kvobs.model import Emit, FlightRecord, HookFailed
 from kvobs.sources._torch_handle import CUDA, Torch
 from kvobs.sources._torch_segments import summary
 from kvobs.sources._torch_stats import blocks
 
-SPACING_NS, PER_MINUTE = 1_000_000_000, 6
+PER_MINUTE = 6
 MOST_BLOCKS = 50_000  # 65 ms to sum up, beside torch's own time to list them
 WAITING = "Out-of-memory errors are told once the host has initialised CUDA."
 CAPTURING = "No snapshot: a CUDA graph was being captured."
@@ -48,7 +48,7 @@ class OomObserver:
         self._torch, self._handle = torch, Torch(torch)
         self._emit, self._active, self._capturing, self._clock = emit, active, capturing, clock
         self._lock = threading.Lock()
-        self._recorded: deque[int] = deque(maxlen=PER_MINUTE)
+        self._ration = Ration(PER_MINUTE)
         self._skipped = 0
         self._deferred = self._attach  # one object, to be found again in torch's queue
         self.reason = WAITING
@@ -97,7 +97,7 @@ class OomObserver:
                 self._skipped += 1
                 return
             try:
-                if self._admit(now_ns := self._clock()):
+                if self._ration.take(now_ns := self._clock()):
                     self._record(now_ns, f"{CUDA}:{device}", requested, allowed, free)
                 else:
                     self._skipped += 1
@@ -125,15 +125,6 @@ class OomObserver:
         if sum(blocks(self._handle.stats(index)) for index in range(self._handle.device_count())) > MOST_BLOCKS:
             return "", CROWDED
         return summary(self._handle.segments()), ""
-
-    def _admit(self, now_ns: int) -> bool:
-        recorded = self._recorded
-        if recorded and now_ns - recorded[-1] < SPACING_NS:
-            return False
-        if len(recorded) == PER_MINUTE and now_ns - recorded[0] < 60 * SPACING_NS:
-            return False
-        recorded.append(now_ns)
-        return True
 
     def _failed(self, error: Exception) -> None:
         global _listening

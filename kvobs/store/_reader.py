@@ -305,13 +305,13 @@ def remembered(store: _space.Store, sql: str) -> list[tuple[Any, ...]]:
         StoreError: the store cannot be read.
     """
     if store.alive or not store.modified_ns:
-        return _fetch_there(store.path, sql)
+        return fetch_there(store.path, sql)
     return _finished(store.path, sql, store.modified_ns, store.db_bytes, store.wal_bytes)
 
 
 @functools.lru_cache(maxsize=8 * _space.MAX_FILES)
 def _finished(path: Path, sql: str, *_state: int) -> list[tuple[Any, ...]]:
-    return _fetch_there(path, sql)
+    return fetch_there(path, sql)
 
 
 def version_of(store: _space.Store) -> int:
@@ -319,7 +319,7 @@ def version_of(store: _space.Store) -> int:
     return int(next(iter(remembered(store, "PRAGMA user_version")), (0,))[0])
 
 
-def _fetch_there(path: Path, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+def fetch_there(path: Path, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
     """As ``fetch``; a store that retention deleted meanwhile has no rows."""
     try:
         return fetch(path, sql, values)
@@ -350,12 +350,12 @@ def _pages(store: _space.Store, process: str, table: Table, columns: tuple[str, 
     base = f"SELECT {', '.join(('?', *columns, *order))} FROM {table.name}{named} WHERE 1{where}"
     tail = f" ORDER BY {', '.join(order)} LIMIT {page}"
     after = f" AND ({', '.join(order)}) > ({', '.join('?' * len(order))})"
-    rows = _fetch_there(store.path, base + tail, [process, *values])
+    rows = fetch_there(store.path, base + tail, [process, *values])
     while rows:
         yield from rows
         if len(rows) < page:
             return
-        rows = _fetch_there(store.path, base + after + tail, [process, *values, *rows[-1][-len(order):]])
+        rows = fetch_there(store.path, base + after + tail, [process, *values, *rows[-1][-len(order):]])
 
 
 def _process(process: str, alive: bool, row: tuple[Any, ...] | None) -> Process:
@@ -368,7 +368,7 @@ def _process(process: str, alive: bool, row: tuple[Any, ...] | None) -> Process:
 def _points(path: Path, process: str, metric: str, since: int | None, until: int | None,
             every_ns: int | None) -> list[Point]:
     series = {number: (json.loads(attributes), tuple(json.loads(bounds)) if bounds else None)
-              for number, attributes, bounds in _fetch_there(
+              for number, attributes, bounds in fetch_there(
                   path, "SELECT id, attributes, bounds FROM series WHERE metric = ?", (metric,))}
     if not series:
         return []
@@ -381,4 +381,4 @@ def _points(path: Path, process: str, metric: str, since: int | None, until: int
                f"GROUP BY wall_ns / {int(every_ns)}, series")
     return [Point(process, wall_ns, series[number][0], value, count, tuple(json.loads(buckets)) if buckets else None,
                   series[number][1])
-            for wall_ns, number, value, count, buckets in _fetch_there(path, sql, values)]
+            for wall_ns, number, value, count, buckets in fetch_there(path, sql, values)]

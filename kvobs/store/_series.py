@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from kvobs.store import _space
-from kvobs.store._connect import fetch
-from kvobs.store._reader import AttentionSecond, Stored, StoreReader, process_of, remembered, version_of
-from kvobs.store._schema import TABLES, StoreError
+from kvobs.store._reader import AttentionSecond, Stored, StoreReader, fetch_there, process_of, remembered, version_of
+from kvobs.store._schema import TABLES
 
 
 class Series(msgspec.Struct, frozen=True, gc=False):
-    """One series of one process: Unix nanoseconds and values, oldest first; of a histogram its sums and counts."""
+    """One series of one process: Unix nanoseconds and values, oldest first; of a histogram its sums."""
 
     process: str
     metric: str
     attributes: dict[str, str]
     wall_ns: list[int]
     values: list[float]
-    counts: list[int | None]
 
 
 class SessionFact(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +38,7 @@ _THIN = """
 WITH RECURSIVE step(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM step WHERE i + 1 < ?),
 instant(t) AS (SELECT (SELECT max(wall_ns) FROM points WHERE wall_ns >= ? + i * ? AND wall_ns < min(? + (i + 1) * ?, ?))
                FROM step)
-SELECT wall_ns, series, value, count FROM instant CROSS JOIN points ON points.wall_ns = instant.t
+SELECT wall_ns, series, value FROM instant CROSS JOIN points ON points.wall_ns = instant.t
 WHERE series IN ({numbers}) ORDER BY wall_ns
 """
 
@@ -73,20 +69,19 @@ def series(reader: StoreReader, metrics: Sequence[str], since_wall_ns: int, unti
         process = process_of(store)
         if processes is not None and process not in processes:
             continue
-        names = {number: (metric, attributes) for number, metric, attributes in _there(
-            store, f"SELECT id, metric, attributes FROM series WHERE metric IN ({', '.join('?' * len(metrics))})",
+        names = {number: (metric, attributes) for number, metric, attributes in fetch_there(
+            store.path, f"SELECT id, metric, attributes FROM series WHERE metric IN ({', '.join('?' * len(metrics))})",
             metrics)}
         sql = _THIN.format(numbers=", ".join(map(str, names)))
-        for wall_ns, number, value, count in _there(
-                store, sql, (steps, since_wall_ns, width, since_wall_ns, width, until_wall_ns)) if names else ():
+        for wall_ns, number, value in fetch_there(
+                store.path, sql, (steps, since_wall_ns, width, since_wall_ns, width, until_wall_ns)) if names else ():
             metric, attributes = names[number]
             key = (process, metric, attributes)
             one = found.get(key)
             if one is None:
-                one = found[key] = Series(process, metric, json.loads(attributes), [], [], [])
+                one = found[key] = Series(process, metric, json.loads(attributes), [], [])
             one.wall_ns.append(wall_ns)
             one.values.append(value)
-            one.counts.append(count)
     return list(found.values())
 
 
@@ -95,8 +90,8 @@ def session_facts(reader: StoreReader) -> list[SessionFact]:
     found: dict[tuple[str, str], SessionFact] = {}
     for store in reader.stores():
         process = process_of(store)
-        for session, turns, last in _there(
-                store, "SELECT session, count(*), max(wall_ns) FROM turns GROUP BY session", ()):
+        for session, turns, last in fetch_there(
+                store.path, "SELECT session, count(*), max(wall_ns) FROM turns GROUP BY session", ()):
             before = found.get((process, session))
             if before is not None:
                 turns, last = turns + before.turns, max(last, before.last_wall_ns)
@@ -111,21 +106,14 @@ def latest_attention(reader: StoreReader) -> list[tuple[Stored[AttentionSecond],
     """
     columns = TABLES["attention"].names
     stores = [store for store in reader.stores() if version_of(store) >= TABLES["attention"].since]
-    ends = [(*row, process_of(store)) for store in stores
-            for row in _there(store, "SELECT wall_ns, cache_id FROM attention ORDER BY wall_ns DESC LIMIT 1", ())]
+    latest = "SELECT wall_ns, cache_id FROM attention ORDER BY wall_ns DESC LIMIT 1"
+    ends = [(*row, process_of(store)) for store in stores for row in fetch_there(store.path, latest)]
     if not ends:
         return []
     _, cache, process = max(ends)
     sql = (f"SELECT {', '.join(columns)}, (SELECT kv_bytes FROM steps WHERE steps.wall_ns = attention.wall_ns AND "
            "steps.cache_id = attention.cache_id) FROM attention WHERE cache_id = ? ORDER BY wall_ns, layers")
     return [(Stored(process, row[0], AttentionSecond(*row[:-1])), row[-1])
-            for store in stores if process_of(store) == process for row in _there(store, sql, (cache,))]
+            for store in stores if process_of(store) == process for row in fetch_there(store.path, sql, (cache,))]
 
 
-def _there(store: _space.Store, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-    try:
-        return fetch(store.path, sql, values)
-    except StoreError:
-        if store.path.exists():
-            raise
-        return []

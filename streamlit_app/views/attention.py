@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import streamlit as st
@@ -40,8 +41,9 @@ def _draw(store: str, chosen: str | None, axis: str) -> None:
     rows = data.attention(store, chosen)
     last = rows[-1][0].record
     kinds = sorted({row.record.layers for row, _ in rows})
-    st.caption(f"Sampled: one of {last.every} decode steps at present, in bursts of three. The cache that was "
-               f"sampled last: {units.plain(last.model)}, {units.plain(last.cache)}, session "
+    age_s = max(time.time_ns() - last.wall_ns, 0) / data.SECOND_NS
+    st.caption(f"Sampled: one of {last.every} decode steps, in bursts of three; last {units.seconds(age_s)} ago. The "
+               f"cache that was sampled last: {units.plain(last.model)}, {units.plain(last.cache)}, session "
                f"{units.plain(last.session[:40]) or '-'}, turn {last.turn}.")
     for kind in kinds:
         of_kind = [row for row in rows if row[0].record.layers == kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from urllib.parse import quote
 
 import streamlit as st
 
@@ -74,7 +75,8 @@ def _draw(store: str, process: str, session: str) -> None:
     traced = [turn for turn in turns if turn.trace_id]
     with st.container(key="traces"):
         if traced and address:
-            st.markdown(" · ".join(f"[Trace of turn {turn.turn}]({address}/trace/{turn.trace_id})" for turn in traced))
+            st.markdown(" · ".join(f"[Trace of turn {turn.turn}]({address}/trace/{quote(turn.trace_id)})"
+                                   for turn in traced))
         elif traced:
             st.caption(" · ".join(f"Trace of turn {turn.turn}: {units.plain(turn.trace_id)}" for turn in traced))
 

@@ -194,3 +194,24 @@ def test_a_probe_that_raises_is_detached(deep: Any, monkeypatch: pytest.MonkeyPa
     assert [failure.hook for failure in deep.of(model.HookFailed)] == ["AttentionInterface.get_interface"]
     assert fact(deep).reason == "A hook of deep sampling failed and was detached."
     assert len(caplog.records) == 1
+
+
+def test_masks_of_their_own_for_each_head_say_so(deep: Any) -> None:
+    """A boolean mask that differs between heads would be read as its first head's: no sample, but the reason."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    def by_head(*args: Any, **kwargs: Any) -> Any:
+        mask = transformers.masking_utils.sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False})
+        return mask.expand(-1, 4, -1, -1).clone()
+
+    AttentionInterface.register("by_head", transformers.integrations.sdpa_attention.sdpa_attention_forward)
+    AttentionMaskInterface.register("by_head", by_head)
+    try:
+        net = tiny.llama()
+        net.set_attn_implementation("by_head")
+        tiny.greedy(net, tiny.prompt(12), 8)
+    finally:
+        del AttentionInterface._global_mapping["by_head"]
+        del AttentionMaskInterface._global_mapping["by_head"]
+    assert not deep.of(model.Attention)
+    assert "by_head is given a mask of its own for each head" in fact(deep).reason

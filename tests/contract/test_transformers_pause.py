@@ -107,3 +107,12 @@ def test_a_crop_in_a_pause_is_no_rewrite(watch: Any) -> None:
     sizes = watch.of(model.Resized, model.Rewrite)
     assert [type(event) for event in sizes] == [model.Resized]
     assert sizes[0].kv_bytes == tiny.row_bytes(net) * 8
+
+
+def test_a_forked_child_has_cut_no_turn(watch: Any) -> None:
+    """Turns that a pause cut in the parent are the parent's to count."""
+    net = tiny.llama()
+    tiny.greedy(net, tiny.prompt(10), 8, streamer=Pausing(watch.bus, 4, 6))
+    assert cut(watch) == 1
+    watch.source.after_fork_in_child()
+    assert cut(watch) == 0

@@ -47,11 +47,9 @@ def test_a_window_equals_its_definition(width: int, program: list[tuple[str, int
 
 @given(st.lists(st.tuples(st.integers(0, 5), VALUES), min_size=1, max_size=200), st.integers(1, 40))
 def test_a_window_holds_no_more_than_its_samples(steps: list[tuple[int, int]], width: int) -> None:
-    """The deques behind minimum and maximum never outgrow the samples, so memory follows the window."""
-    window = SlidingWindow(width)
-    now = 0
+    """After every push exactly the samples younger than the width are kept, so memory follows the window."""
+    window, times = SlidingWindow(width), []
     for gap, value in steps:
-        now += gap
-        window.push(now, value)
-        assert 1 <= len(window._lows) <= len(window)
-        assert 1 <= len(window._highs) <= len(window)
+        times.append((times[-1] if times else 0) + gap)
+        window.push(times[-1], value)
+        assert len(window) == sum(time > times[-1] - width for time in times)

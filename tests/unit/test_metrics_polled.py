@@ -66,19 +66,39 @@ def test_a_source_that_falls_silent_has_no_values() -> None:
     assert points(metrics, "hw.energy") == {("g", "n"): 3}
 
 
+HIDDEN = ("kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.blocks", "kvobs.attention.blocks")
+
+
 def test_a_pause_hides_what_nobody_looks_at() -> None:
-    """While paused, caches and pools have no gauges; counters of a pool go on from where they stood."""
+    """While paused caches, pools and attention have no gauges, those of late events neither; counters go on."""
     metrics = fold(step(), attention(), blocks(allocations=5))
-    assert points(metrics, "kvobs.kv.caches")
-    metrics.pause(True)
+    assert all(points(metrics, name) for name in HIDDEN)
+    metrics.pause(caches=True, attention=True)
+    metrics.fold([step(cache_id=2), attention(cache_id=2)])  # they were on their way when the pause began
     metrics.refresh(0)
-    for name in ("kvobs.kv.usage", "kvobs.kv.caches", "kvobs.kv.blocks", "kvobs.attention.blocks"):
-        assert points(metrics, name) == {}
-    metrics.pause(False)
-    metrics.fold([step(), blocks(allocations=7)])
+    assert [points(metrics, name) for name in HIDDEN] == [{}] * 4
+    metrics.pause(caches=False, attention=False)
+    metrics.fold([step(cache_id=3), blocks(allocations=7)])
     metrics.refresh(0)
     assert points(metrics, "kvobs.kv.block.allocations") == {("tiny", "cpu", "PagedAttentionCache"): 7}
-    assert points(metrics, "kvobs.kv.caches")
+    assert points(metrics, "kvobs.kv.caches") == {("tiny", "cpu", "DynamicCache"): 1}
+    assert points(metrics, "kvobs.attention.blocks") == {}
+
+
+def test_without_deep_sampling_only_attention_is_hidden() -> None:
+    """When the guard takes deep sampling away, the last states of blocks vanish and the caches' sizes stay."""
+    metrics = fold(step(), attention())
+    metrics.pause(caches=False, attention=True)
+    metrics.fold([attention()])
+    metrics.refresh(0)
+    for name in ("blocks", "reclaimable", "interval"):
+        assert points(metrics, f"kvobs.attention.{name}") == {}
+    assert points(metrics, "kvobs.kv.caches") == {("tiny", "cpu", "DynamicCache"): 1}
+    assert points(metrics, "kvobs.attention.queries") == {("tiny", "cpu", "full"): 24}
+    metrics.pause(caches=False, attention=False)
+    metrics.refresh(0)
+    assert points(metrics, "kvobs.attention.blocks") == {}
+    assert points(metrics, "kvobs.kv.caches") == {("tiny", "cpu", "DynamicCache"): 1}
 
 
 def test_engine_time_is_hooks_and_passes() -> None:

@@ -270,6 +270,22 @@ def test_a_group_that_is_not_there_has_a_reason(tmp_path: Path, groups: str, mou
     assert said in why
 
 
+def test_a_failing_read_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the read itself, which names no file, costs the control group alone and says which file it was."""
+    read = Tree.read
+
+    def failing(self: Tree, path: str) -> str:
+        if path == "/proc/self/mountinfo":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(self, path)
+
+    write(tmp_path)
+    monkeypatch.setattr(Tree, "read", failing)
+    values, why = look(tmp_path)
+    assert why["host.cgroup"] == "/proc/self/mountinfo cannot be read (input/output error)."
+    assert only(values, "process.memory.usage")
+
+
 def test_a_process_that_is_moved_is_followed(tmp_path: Path) -> None:
     """After the process was put into another group, the next poll tells of that one."""
     source = HostSource(write(tmp_path, {"sys/fs/cgroup/other/memory.current": "42\n"}), usage=usage)

@@ -26,7 +26,7 @@ WALL = 1_700_000_000 * SECOND
 
 def one(metric: str, values: list[float], process: str = "p", start: int = 0, **attributes: str) -> Series:
     return Series(process, metric, attributes, [WALL + (start + index) * SECOND for index in range(len(values))],
-                  values, [None] * len(values))
+                  values)
 
 
 def shown(found: list[Series], now: int = 10) -> dict[str, data.Figure]:

@@ -240,6 +240,7 @@ class Hooks:
     def after_fork_in_child(self) -> None:
         """Open turns are the parent's to tell; locks that its threads may have held are made anew."""
         self._local.turn = None
+        self.cut = 0
         for record in self._caches.records():
             record.lock, record.bare = threading.Lock(), None
         self._caches.gone.clear()

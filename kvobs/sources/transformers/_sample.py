@@ -100,6 +100,8 @@ def _unreadable(module: Any, query: Any, key: Any, mask: Any, kwargs: dict[str, 
     """Why the weights of this call cannot be known from what it was given; empty when they can."""
     if mask is not None and not hasattr(mask, "dim"):
         return f"the masks of {implementation} are functions, which cannot be read"
+    if mask is not None and mask.dim() == 4 and int(mask.shape[1]) > 1 and not mask.is_floating_point():
+        return f"{implementation} is given a mask of its own for each head"
     if query is None or query.dim() != 4 or key.dim() != 4 or int(query.shape[2]) != 1:
         return f"{implementation} is called with other tensors than one query per row"
     if int(query.shape[1]) % int(key.shape[1]) or query.shape[3] != key.shape[3]:

@@ -81,6 +81,8 @@ class TransformersSource:
             self._patches.after_fork_in_child()
         if self._hooks is not None:
             self._hooks.after_fork_in_child()
+        if self._paged is not None:
+            self._paged.cut = 0
 
     def availability(self) -> Iterable[Availability]:
         """Whether transformers is there and of a supported version."""
