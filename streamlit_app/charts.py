@@ -117,9 +117,10 @@ def band(title: str, unit: str, mean: Samples, deviation: Samples) -> Any:
     base = alt.Chart(table).encode(
         x=x, tooltip=[alt.Tooltip("time:T", format="%H:%M:%S"), alt.Tooltip("value:Q", format=".4~g", title=unit)])
     y = alt.Y("value:Q", title=unit)
-    area = base.mark_area(opacity=0.3, color=PALETTE[0]).encode(
-        y=alt.Y("low:Q", title=unit), y2="high:Q", detail="run:N")
-    drawn = area + base.mark_line(color=PALETTE[0]).encode(y=y, detail="run:N")
+    drawn = base.mark_line(color=PALETTE[0]).encode(y=y, detail="run:N")
+    if table["low"].notna().any():
+        drawn = base.mark_area(opacity=0.3, color=PALETTE[0]).encode(
+            y=alt.Y("low:Q", title=unit), y2="high:Q", detail="run:N") + drawn
     if table["alone"].any():
         drawn += base.transform_filter("datum.alone").mark_point(color=PALETTE[0], filled=True, size=40).encode(y=y)
     return drawn.properties(title=title, height=HEIGHT)

@@ -322,7 +322,7 @@ def attention(path: str, chosen: str | None) -> list[tuple[Stored[AttentionSecon
     if not found:
         reasons = sorted({fact.record.reason for fact in reader.availability()
                           if fact.record.subject == "attention" and fact.record.reason})
-        raise NothingYet(" ".join(["No attention was sampled.", *reasons, "Switch it on with KVOBS_DEEP=on, or:"]),
+        raise NothingYet(" ".join(["No attention was sampled.", *reasons, "For example:"]),
                          "kvobs run --deep -- python serve.py")
     return found
 

@@ -146,3 +146,15 @@ def test_bytes_are_scaled_together() -> None:
     unit, scaled = charts.in_bytes({"a": [(0, 3 * 1024**2)], "b": [(0, 1024**2 / 2)]}, "/s")
     assert (unit, scaled) == ("MiB/s", {"a": [(0, 3.0)], "b": [(0, 0.5)]})
     assert charts.in_bytes({"a": [(0, 1023.0)]}) == ("B", {"a": [(0, 1023.0)]})
+
+
+def test_a_mean_without_deviations_has_no_band() -> None:
+    """Where no instant has a deviation there is a line and no area of nothing; where one has, there is an area."""
+    mean = [(number * 10**9, 1.0) for number in range(3)]
+
+    def marks(deviation: list[tuple[int, float]]) -> list[str]:
+        found = charts.band("t", "s", mean, deviation).to_dict()
+        return [layer["mark"]["type"] for layer in found["layer"]] if "layer" in found else [found["mark"]["type"]]
+
+    assert "area" not in marks([])
+    assert "area" in marks([(10**9, 0.5)])
