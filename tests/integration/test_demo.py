@@ -246,6 +246,8 @@ def test_torch_threads_are_given_back(tiny: Path, capfd: pytest.CaptureFixture[s
         torch.set_num_threads(1)
 
 
+# The tests themselves may run in the background with SIGINT ignored, which children inherit.
+LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 CHILD = "import sys; from pathlib import Path; from kvobs.lab.demo import run; " \
         "sys.exit(run(64, as_json=True, model=Path(sys.argv[1])))"
 
@@ -255,7 +257,7 @@ def test_an_interrupt_ends_it_quietly_and_flushed(tiny: Path, tmp_path: Path) ->
     settings = {"XDG_STATE_HOME": str(tmp_path / "child"), "KVOBS_PROMETHEUS": "127.0.0.1:0", "HF_HUB_OFFLINE": "1"}
     output, errors = tmp_path / "out", tmp_path / "err"
     with output.open("wb") as out, errors.open("wb") as err, subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tiny)], env=child_environment(**settings), cwd=ROOT,
+            [sys.executable, "-c", LISTENING + CHILD, str(tiny)], env=child_environment(**settings), cwd=ROOT,
             stdout=out, stderr=err, stdin=subprocess.DEVNULL) as child:
         try:
             wait_until(lambda: output.read_text().count("\n") >= 2, 120, "the second turn")
