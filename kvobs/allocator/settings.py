@@ -43,7 +43,7 @@ class Settings:
             return MIN_BLOCK
         divisions = self.roundup_power2_divisions[min(max(size.bit_length() - 21, 0), INTERVALS - 1)]
         if divisions > 1 and size > MIN_BLOCK * divisions:
-            return _next_division(size, divisions)
+            return next_division(size, divisions)
         return -(-size // MIN_BLOCK) * MIN_BLOCK
 
     def segment_size(self, rounded: int) -> int:
@@ -133,7 +133,7 @@ def from_snapshot(told: dict[str, Any]) -> Settings:
         if isinstance(divisions, dict) else found.roundup_power2_divisions)
 
 
-def _next_division(size: int, divisions: int) -> int:
+def next_division(size: int, divisions: int) -> int:
     """``size`` rounded up to the next of ``divisions`` equal steps between two powers of two."""
     if size & (size - 1) == 0:
         return size
