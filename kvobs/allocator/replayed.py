@@ -19,7 +19,8 @@ class Score:
 @dataclass(frozen=True, slots=True)
 class RecordedOom:
     """An OOM of the history. ``event`` is its index, ``device_free`` what the device had left, ``state`` the
-    allocator's state at that moment (None beyond the first 64 of a file).
+    allocator's state at that moment (None beyond the first 64 of a file). ``reproduced`` tells whether the twin ran out
+    of memory there too.
     """
 
     event: int
@@ -29,6 +30,7 @@ class RecordedOom:
     device_free: int
     time_us: int
     state: State | None
+    reproduced: bool = True
 
 
 @dataclass(frozen=True, slots=True)

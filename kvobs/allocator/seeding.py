@@ -1,0 +1,169 @@
+"""The state before a history began: its last state, with every recorded event undone."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from kvobs.allocator import recording
+from kvobs.allocator.recording import DeviceRecording, Events
+from kvobs.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings
+from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, Block, Segment, State
+
+
+@dataclass(slots=True)
+class Range:
+    """A segment, or a mapped range of an expandable one, while events are undone."""
+
+    address: int
+    size: int
+    stream: int
+    pool: int
+    small: bool
+    expandable: bool
+    stack: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """The state before the first event. ``pools`` has the pool of every event; ``contradictions`` counts the events
+    that do not fit what came after them.
+    """
+
+    state: State
+    pools: array[int]
+    contradictions: int
+
+
+def seed(device: DeviceRecording, settings: Settings) -> Seed:
+    """Undo a device's history. About 0.5 us per event."""
+    ranges = {segment.address: Range(*segment[:6], segment.stack) for segment in device.state}
+    live = {block.address: block for segment in device.state for block in segment.blocks if block.state != INACTIVE}
+    pools = _pools(device)
+    contradictions = _undo(device.events, settings, ranges, live, pools)
+    state, lost = _state(ranges, live, settings)
+    return Seed(state, pools, contradictions + lost)
+
+
+def _pools(device: DeviceRecording) -> array[int]:
+    """The pool of every event: what the event says, else that of the segment there in the last state, else 0."""
+    events = device.events
+    private = sorted((segment.address, segment.address + segment.size, segment.pool)
+                     for segment in device.state if segment.pool != 0)
+    if not private:
+        return array("i", [max(pool, 0) for pool in events.pool])
+    starts = [start for start, _, _ in private]
+    found = array("i", bytes(4 * len(events)))
+    for index, (address, pool) in enumerate(zip(events.address, events.pool, strict=True)):
+        if pool >= 0:
+            found[index] = pool
+        else:
+            place = bisect_right(starts, address) - 1
+            if place >= 0 and address < private[place][1]:
+                found[index] = private[place][2]
+    return found
+
+
+def _undo(events: Events, settings: Settings, ranges: dict[int, Range], live: dict[int, Block],
+          pools: array[int]) -> int:
+    wrong = 0
+    actions, addresses, sizes, stacks = events.action, events.address, events.size, events.stack
+    round_size = settings.round_size
+    for index in range(len(actions) - 1, -1, -1):
+        action, address, size = actions[index], addresses[index], sizes[index]
+        if action == recording.ALLOC:
+            if live.pop(address, None) is None:
+                wrong += 1
+        elif action == recording.FREE_COMPLETED:
+            if address in live:
+                wrong += 1
+            live[address] = Block(address, round_size(size), size, PENDING, stacks[index])
+        elif action == recording.FREE_REQUESTED:
+            block = live.get(address)
+            if block is None:
+                wrong += 1
+                live[address] = Block(address, round_size(size), size, ALLOCATED, stacks[index])
+            else:
+                live[address] = block._replace(state=ALLOCATED)
+        elif action == recording.SEGMENT_ALLOC:
+            if ranges.pop(address, None) is None:
+                wrong += 1
+        elif action == recording.SEGMENT_FREE:
+            ranges[address] = Range(address, size, events.stream[index], pools[index], size == SMALL_SEGMENT, False)
+        elif action == recording.SEGMENT_MAP:
+            wrong += not _unmap(ranges, address, size)
+        elif action == recording.SEGMENT_UNMAP:
+            _map(ranges, Range(address, size, events.stream[index], pools[index],
+                               _small_pages(events, index, address, size, settings), True))
+    return wrong
+
+
+def _small_pages(events: Events, at: int, address: int, size: int, settings: Settings) -> bool:
+    """Whether unmapped pages belonged to a small pool: by size, else by what had been placed there before."""
+    if size % settings.page_size(False):
+        return True
+    for index in range(at - 1, -1, -1):
+        if events.action[index] == recording.ALLOC and address <= events.address[index] < address + size:
+            return settings.round_size(events.size[index]) <= SMALL_SIZE
+        if events.action[index] == recording.SEGMENT_MAP and events.address[index] == address:
+            return events.size[index] == SMALL_SEGMENT
+    return False
+
+
+def _unmap(ranges: dict[int, Range], address: int, size: int) -> bool:
+    """Take pages out of the range that has them."""
+    found = next((one for one in ranges.values()
+                  if one.expandable and one.address <= address and address + size <= one.address + one.size), None)
+    if found is None:
+        return False
+    del ranges[found.address]
+    for start, end in ((found.address, address), (address + size, found.address + found.size)):
+        if start < end:
+            ranges[start] = Range(start, end - start, found.stream, found.pool, found.small, True, found.stack)
+    return True
+
+
+def _map(ranges: dict[int, Range], pages: Range) -> None:
+    """Add pages, joined with the ranges of the same kind that they touch."""
+    for one in list(ranges.values()):
+        touches = one.address + one.size == pages.address or pages.address + pages.size == one.address
+        if touches and one.expandable and (one.stream, one.small) == (pages.stream, pages.small):
+            del ranges[one.address]
+            pages = Range(min(one.address, pages.address), one.size + pages.size, one.stream, one.pool, one.small, True)
+    ranges[pages.address] = pages
+
+
+def _state(ranges: dict[int, Range], live: dict[int, Block], settings: Settings) -> tuple[State, int]:
+    """Segments with their blocks; and how many live blocks lie in none or overlap."""
+    blocks = sorted(live.values())
+    segments: list[Segment] = []
+    place, lost = 0, 0
+    for owner in sorted(ranges.values(), key=lambda one: one.address):
+        end, at = owner.address + owner.size, owner.address
+        inside: list[Block] = []
+        while place < len(blocks) and blocks[place].address < at:
+            place, lost = place + 1, lost + 1
+        while place < len(blocks) and blocks[place].address < end:
+            block = blocks[place]
+            place += 1
+            following = min(blocks[place].address if place < len(blocks) else end, end)
+            if block.address < at or block.address + block.size > following:
+                lost += 1
+                continue
+            if block.address > at:
+                inside.append(Block(at, block.address - at, 0, INACTIVE))
+            if following - block.address - block.size <= _unsplit(owner, settings):
+                block = block._replace(size=following - block.address)
+            inside.append(block)
+            at = block.address + block.size
+        if at < end:
+            inside.append(Block(at, end - at, 0, INACTIVE))
+        segments.append(Segment(owner.address, owner.size, owner.stream, owner.pool, owner.small, owner.expandable,
+                                tuple(inside), owner.stack))
+    return tuple(segments), lost + len(blocks) - place
+
+
+def _unsplit(owner: Range, settings: Settings) -> int:
+    """The largest rest that stays with a block because it is too small to be split off, bytes."""
+    return MIN_BLOCK - 1 if owner.small or settings.expandable_segments else SMALL_SIZE
