@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,16 +21,15 @@ _UNMAPS = frozenset({"cuMemUnmap", "hipMemUnmap"})
 _WITH_MAPS = frozenset({"cuMemCreate", "cuMemSetAccess", "hipMemCreate", "hipMemSetAccess"})
 _WITH_UNMAPS = frozenset({"cuMemRelease", "hipMemRelease"})
 _RANGES = frozenset({"cuMemAddressReserve", "cuMemAddressFree", "hipMemAddressReserve", "hipMemAddressFree"})
+_APPENDED = re.compile(r"(?:_pt[sd][sz])?(?:_v\d+)?(?:_pt[sd][sz])?\Z")
 MEMORY_CALLS = _ALLOCATES | _FREES | _MAPS | _UNMAPS | _WITH_MAPS | _WITH_UNMAPS | _RANGES
 
 
 @dataclass(frozen=True, slots=True)
 class CallSummary:
-    """All calls of one name; durations in ns.
+    """All calls of one name; durations in ns. ``p95_ns`` is the nearest rank.
 
-    ``count`` and ``total_ns`` are of all calls. ``median_ns``, ``p95_ns`` (nearest rank) and ``max_ns`` leave out the
-    recording's first call where there are others, since it may have created the device's context; ``first_ns`` is that
-    call's duration in the summary of its name, and None in the others.
+    ``first_ns`` is the duration of the first of them: a process's very first call also creates the device's context.
     """
 
     name: str
@@ -38,7 +38,7 @@ class CallSummary:
     median_ns: int
     p95_ns: int
     max_ns: int
-    first_ns: int | None = None
+    first_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +76,18 @@ SLOW = Costs("slow", "medians of 24 cudaMalloc and 15 cudaFree calls in a public
 PROFILES = (FAST, SLOW)
 
 
+def call_name(name: str) -> str:
+    """The name without what profilers append: ``cuMemAlloc_v2`` and ``cudaMalloc_v3020`` lose their versions."""
+    return _APPENDED.sub("", name)
+
+
 def summary(calls: Calls) -> tuple[CallSummary, ...]:
     """One entry per name, the largest total first."""
-    if not calls.name:
-        return ()
-    first = min(range(len(calls.name)), key=calls.start_ns.__getitem__)
     found: dict[str, list[int]] = {}
-    for index, name in enumerate(calls.name):
-        durations = found.setdefault(name, [])
-        if index != first:
-            durations.append(calls.duration_ns[index])
-    summaries = []
-    for name, durations in found.items():
-        extra = calls.duration_ns[first] if name == calls.name[first] else None
-        ordered = sorted(durations) or [calls.duration_ns[first]]
-        summaries.append(CallSummary(
-            name, len(durations) + (extra is not None), sum(durations) + (extra or 0), _median(ordered),
-            ordered[-(-len(ordered) * 95 // 100) - 1], ordered[-1], extra))
-    return tuple(sorted(summaries, key=lambda entry: (-entry.total_ns, entry.name)))
+    for index in sorted(range(len(calls.name)), key=calls.start_ns.__getitem__):
+        found.setdefault(calls.name[index], []).append(calls.duration_ns[index])
+    return tuple(sorted((_summary(name, durations) for name, durations in found.items()),
+                        key=lambda entry: (-entry.total_ns, entry.name)))
 
 
 def costs_of(calls: Calls) -> Costs | None:
@@ -139,9 +133,12 @@ def estimates(calls: Calls, device_allocs: int = 0, device_frees: int = 0, mappe
     return tuple(cost_ns(costs, device_allocs, device_frees, mapped_pages, unmapped_pages) for costs in PROFILES)
 
 
-def _median(ordered: Sequence[int]) -> int:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
+def _summary(name: str, durations: Sequence[int]) -> CallSummary:
+    ordered = sorted(durations)
+    middle, odd = divmod(len(ordered), 2)
+    median = ordered[middle] if odd else (ordered[middle - 1] + ordered[middle]) // 2
+    return CallSummary(name, len(ordered), sum(ordered), median, ordered[-(-len(ordered) * 95 // 100) - 1], ordered[-1],
+                       durations[0])
 
 
 def _first_of(medians: dict[str, int], names: frozenset[str]) -> int | None:
