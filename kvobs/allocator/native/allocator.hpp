@@ -1,0 +1,93 @@
+// PyTorch's CUDA caching allocator as a model; kvobs/allocator/twin.py is the same in Python, and readable.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "blocks.hpp"
+#include "device.hpp"
+
+namespace kvobs {
+
+class Allocator {
+public:
+    Allocator(const Settings &settings, uint64_t capacity, const kvobs_device *callbacks);
+    ~Allocator();
+    Allocator(const Allocator &) = delete;
+    Allocator &operator=(const Allocator &) = delete;
+
+    // Null: out of memory.
+    Block *alloc(uint64_t size, int64_t stream, int64_t pool);
+    void free(Block *block);
+    void defer(Block *block);
+    void complete(Block *block) { free_block(block); }
+    void record_stream(Block *block, int64_t stream);
+    void advance(int64_t stream);
+    void empty_cache() { release_cached(); }
+    void open_pool(int64_t pool);
+    bool release_pool(int64_t pool);
+    void set(const Settings &settings) { settings_ = settings; }
+
+    const kvobs_stats &stats() const { return stats_; }
+    // The first blocks of every mapped run, in order of address.
+    std::vector<Block *> heads() const;
+
+private:
+    // alloc.hpp
+    Pool &pool_of(int64_t pool, uint64_t rounded);
+    Block *find(Pool &pool, uint64_t rounded, int64_t stream);
+    bool splits(const Block *block, uint64_t rounded) const;
+    Block *hand_out(Block *block, uint64_t size, uint64_t rounded);
+    Block *from_device(Pool &pool, uint64_t rounded, int64_t stream);
+    void take_back(Block *block);
+    void free_block(Block *block);
+    void merge(Block *block, Block *other);
+    void process_events();
+    void synchronize();
+    void pass(Block *block);
+
+    // release.hpp
+    bool limited() const { return settings_.memory_fraction >= 0.0 && device_.capacity(); }
+    uint64_t allowed() const {
+        return static_cast<uint64_t>(settings_.memory_fraction * static_cast<double>(device_.capacity()));
+    }
+    void collect_garbage();
+    bool release_available(Pool &pool, uint64_t rounded, int64_t stream);
+    void release_cached();
+    void release_unsplit(Pool &pool);
+    void release(Block *block);
+
+    // expandable.hpp
+    Block *expand(Pool &pool, uint64_t size, int64_t stream);
+    Block *room(Pool &pool, uint64_t size, int64_t stream);
+    bool map_block(Block *block, uint64_t size);
+    void unmap_block(Block *block);
+
+    Block *new_block(Pool &pool, int64_t stream, uint64_t address, uint64_t size, Range *range = nullptr);
+    void drop(Block *block);
+    void add_free(Block *block);
+    void add_unmapped(Block *block);
+    static void remove(Block *block) {
+        (block->mapped ? block->pool->free : block->pool->unmapped).erase(block->place);
+    }
+    void grew(uint64_t size);
+    void shrank(uint64_t size);
+
+    Settings settings_;
+    Device device_;
+    kvobs_stats stats_{};
+    Cells nodes_;  // of the sets below: it must outlive them
+    Cells blocks_;
+    Block *all_ = nullptr;  // every block, mapped or not
+    PoolPair default_;
+    std::map<int64_t, std::unique_ptr<PoolPair>> private_;
+    std::unordered_map<int64_t, std::vector<Block *>> queued_;  // per stream, blocks that wait for it
+    std::vector<Block *> ready_;  // pending blocks whose streams have caught up
+};
+
+}  // namespace kvobs
+
+#include "alloc.hpp"
+#include "expandable.hpp"
+#include "release.hpp"
