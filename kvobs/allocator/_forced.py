@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvobs.allocator._expandable import UNLIMITED_RANGE, Expandable
 from kvobs.allocator.blocks import Block, Pool, Range
+from kvobs.allocator.reservations import Pages, reservations
 from kvobs.allocator.settings import SMALL_SIZE
 from kvobs.allocator.state import INACTIVE, PENDING, Segment, State
+
+NOWHERE = 1 << 60  # from here on addresses are invented; no device has such
 
 
 class Forced(Expandable):
@@ -18,32 +20,68 @@ class Forced(Expandable):
     _active: dict[int, Block]
     _pools: dict[int, tuple[Pool, Pool]]
 
-    def load(self, state: State) -> None:
+    def load(self, state: State, pages: Iterable[Pages] = ()) -> None:
         """Begin with these segments (of an allocator that has none). Pending blocks wait for ``complete``.
 
-        Where mapped ranges belong to the same expandable segment is not recorded: ranges of one stream and pool with
-        nothing of another kind between them are taken for one.
+        ``pages`` are known to lie in expandable segments too, without memory now.
 
         Raises:
             ValueError: blocks do not fill their segment.
         """
-        for segments in _reservations(state):
-            self._load_chain(segments)
-        self._peak_allocated = self._allocated
-        self._peak_active = self._allocated + self._pending
-        self._peak_reserved = self._reserved
+        for base, segments in reservations(state, pages):
+            self._load_chain(base, segments)
+        self._peak_allocated = self.allocated
+        self._peak_active = self.allocated + self.pending
+        self._peak_reserved = self.reserved
 
     def fits(self, size: int, stream: int = 0, pool: int = 0) -> bool:
         """Whether a request would be served from the cache."""
         rounded = self.settings.round_size(size)
         return self._find(self._pool(pool, rounded), rounded, stream) is not None
 
+    def finish(self, address: int) -> None:
+        """Free a block whether it was deferred before or not (its deferral may not have been recorded)."""
+        if self._active[address].allocated:
+            self.defer(address)
+        self.complete(address)
+
+    def release_for(self, size: int, stream: int, pool: int) -> None:
+        """Return the oversize blocks that a request would have returned first (only with a max_split_size)."""
+        rounded = self.settings.round_size(size)
+        self._release_available(self._pool(pool, rounded), rounded, stream)
+
+    def alloc_from_device(self, size: int, stream: int = 0, pool: int = 0) -> int | None:
+        """Serve a request with memory of the device although the cache could: as after a release, which frees what
+        had been pending. None: the device has nothing.
+        """
+        rounded = self.settings.round_size(size)
+        block = self._from_device(self._pool(pool, rounded), rounded, stream)
+        return None if block is None else self._hand_out(block, size, rounded)
+
+    def settle(self, address: int, stream: int, small: bool) -> None:
+        """Move a range that was reserved where no recording told (and never mapped) to where it must have been."""
+        for pool in (pair[not small] for pair in self._pools.values()):
+            for _, _, block in pool.unmapped:
+                if block.stream == stream and block.address >= NOWHERE and not self._reserved_at(address):
+                    assert block.range is not None
+                    pool.remove_unmapped(block)
+                    block.address = block.range.address = address
+                    pool.add_unmapped(block)
+                    return
+
+    def _reserved_at(self, address: int) -> bool:
+        """Whether an expandable segment covers an address."""
+        blocks = self._all() + [block for pair in self._pools.values() for pool in pair
+                                for _, _, block in pool.unmapped]
+        return any(block.range is not None and block.range.address <= address < block.range.address + block.range.size
+                   for block in blocks)
+
     def install(self, address: int, size: int, stream: int, pool: int, small: bool) -> None:
         """Add a free segment."""
         home = self._pool(pool, 1 if small else SMALL_SIZE + 1)
         home.add(Block(home, stream, address, size))
-        self._reserved += size
-        self._peak_reserved = max(self._peak_reserved, self._reserved)
+        self.reserved += size
+        self._peak_reserved = max(self._peak_reserved, self.reserved)
 
     def remove(self, address: int, size: int) -> bool:
         """Take away a segment that is wholly free; False: there is no such."""
@@ -51,7 +89,7 @@ class Forced(Expandable):
         if block is None or block.address != address or block.size != size or block.split or block.range is not None:
             return False
         block.pool.remove(block)
-        self._reserved -= size
+        self.reserved -= size
         return True
 
     def install_pages(self, address: int, size: int, stream: int, pool: int, small: bool) -> bool:
@@ -60,11 +98,11 @@ class Forced(Expandable):
         block = next((found for _, place, found in home.unmapped
                       if found.stream == stream and place <= address and address + size <= place + found.size), None)
         if block is None:
-            if any(found.range is not None and found.address < address + size
-                   and address < found.address + found.size for found in self._all()):
+            if self._reserved_at(address):
                 return False
             page = self.settings.page_size(small)
-            block = Block(home, stream, address, -(-UNLIMITED_RANGE // page) * page, Range(address, 1, page))
+            span = -(-UNLIMITED_RANGE // page) * page
+            block = Block(home, stream, address, span, Range(address, span, page))
             block.mapped = False
             home.add_unmapped(block)
         if address > block.address:
@@ -116,13 +154,17 @@ class Forced(Expandable):
         return next((block for pair in self._pools.values() for pool in pair for block in pool.by_address.values()
                      if block.address <= address < block.address + block.size), None)
 
-    def _load_chain(self, segments: list[Segment]) -> None:
+    def _load_chain(self, base: int, segments: list[Segment]) -> None:
         first = segments[0]
         home = self._pool(first.pool, 1 if first.small else SMALL_SIZE + 1)
         page = self.settings.page_size(first.small)
-        span = -(-max(UNLIMITED_RANGE, segments[-1].address + segments[-1].size - first.address) // page) * page
-        owner = Range(first.address, span, page) if first.expandable else None
+        span = -(-max(UNLIMITED_RANGE, segments[-1].address + segments[-1].size - base) // page) * page
+        owner = Range(base, span, page) if first.expandable else None
         last: Block | None = None
+        if base < first.address:
+            last = Block(home, first.stream, base, first.address - base, owner)
+            last.mapped = False
+            home.add_unmapped(last)
         for segment in segments:
             if sum(block.size for block in segment.blocks) != segment.size:
                 raise ValueError(f"the blocks of the segment at {segment.address:#x} do not fill it")
@@ -141,13 +183,13 @@ class Forced(Expandable):
                 self._requested += told.requested
                 if told.state == PENDING:
                     block.events = 1
-                    self._pending += block.size
+                    self.pending += block.size
                 else:
                     block.allocated = True
-                    self._allocated += block.size
-            self._reserved += segment.size
+                    self.allocated += block.size
+            self.reserved += segment.size
         if owner is not None and last is not None:
-            self._load_unmapped(home, last, first.address + span)
+            self._load_unmapped(home, last, base + span)
 
     def _load_unmapped(self, home: Pool, last: Block, until: int) -> Block:
         address = last.address + last.size
@@ -158,36 +200,19 @@ class Forced(Expandable):
         return block
 
     if TYPE_CHECKING:
-        _reserved: int
-        _allocated: int
-        _pending: int
+        reserved: int
+        allocated: int
+        pending: int
         _requested: int
         _peak_reserved: int
         _peak_allocated: int
         _peak_active: int
+        def defer(self, address: int) -> None: ...
+        def complete(self, address: int) -> None: ...
         def _all(self) -> list[Block]: ...
         def _pool(self, pool: int, rounded: int) -> Pool: ...
+        def _from_device(self, pool: Pool, rounded: int, stream: int) -> Block | None: ...
+        def _release_available(self, pool: Pool, rounded: int, stream: int) -> bool: ...
         def _find(self, pool: Pool, rounded: int, stream: int) -> Block | None: ...
         def _cut(self, block: Block, size: int) -> Block: ...
         def _hand_out(self, block: Block, size: int, rounded: int) -> int: ...
-
-
-def _reservations(state: State) -> Iterable[list[Segment]]:
-    """Segments, those of one expandable segment together."""
-    open_chains: dict[tuple[int, int, bool], list[Segment]] = {}
-    starts = sorted(segment.address for segment in state)
-    for segment in sorted(state, key=lambda one: one.address):
-        if not segment.expandable:
-            yield [segment]
-            continue
-        key = segment.stream, segment.pool, segment.small
-        chain = open_chains.get(key)
-        if chain is None:
-            open_chains[key] = [segment]
-        elif starts[bisect_right(starts, chain[-1].address)] == segment.address and (
-                segment.address - chain[-1].address < UNLIMITED_RANGE):
-            chain.append(segment)
-        else:
-            yield chain
-            open_chains[key] = [segment]
-    yield from open_chains.values()

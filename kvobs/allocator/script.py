@@ -18,9 +18,10 @@ class Script:
 
     ``step``: ALLOC (``address`` is where the block was placed), FREE (freed at once), DEFER (freed, not complete),
     COMPLETE, RELEASE (memory went back to the device, or came from it, without a request) or OOM. ``event``: the
-    index of the event that ends the step. ``size``: requested bytes. ``first`` (one entry more): the step's device
-    calls are ``call[first[i]:first[i + 1]]``, of kinds SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, with
-    their address, size, stream and pool.
+    index of the event that ends the step. ``size``: requested bytes. A RELEASE has size, stream and pool of the request
+    that follows it with nothing but frees completing in between, for which it may have been; size -1: there is none.
+    ``first`` (one entry more): the step's device calls are ``call[first[i]:first[i + 1]]``, of kinds SEGMENT_ALLOC,
+    SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, with their address, size, stream and pool.
     """
 
     step: array[int] = field(default_factory=lambda: array("B"))
@@ -72,7 +73,7 @@ def script_of(events: Events, pools: array[int]) -> Script:
             index += 1
             continue
         if step not in {ALLOC, OOM} and made.first[-1] != calls:
-            _append(made, RELEASE, index - 1, 0, 0, 0, 0)
+            _release(made, events, pools, index)
         if (step == DEFER and index + 1 < total and actions[index + 1] == recording.FREE_COMPLETED
                 and addresses[index + 1] == addresses[index]):
             step = FREE
@@ -80,8 +81,20 @@ def script_of(events: Events, pools: array[int]) -> Script:
         _append(made, step, index, addresses[index], sizes[index], streams[index], pools[index])
         index += 1
     if made.first[-1] != calls:
-        _append(made, RELEASE, total - 1, 0, 0, 0, 0)
+        _release(made, events, pools, total)
     return made
+
+
+def _release(made: Script, events: Events, pools: array[int], index: int) -> None:
+    """End the device calls before event ``index`` with a step of their own."""
+    request = index
+    while request < len(events) and (events.action[request] in _CALLS
+                                     or events.action[request] == recording.FREE_COMPLETED):
+        request += 1
+    if request < len(events) and events.action[request] in {recording.ALLOC, recording.OOM}:
+        _append(made, RELEASE, index - 1, 0, events.size[request], events.stream[request], pools[request])
+    else:
+        _append(made, RELEASE, index - 1, 0, -1, 0, 0)
 
 
 def _append(made: Script, step: int, event: int, address: int, size: int, stream: int, pool: int) -> None:

@@ -153,7 +153,7 @@ def _state(ranges: dict[int, Range], live: dict[int, Block], settings: Settings)
                 continue
             if block.address > at:
                 inside.append(Block(at, block.address - at, 0, INACTIVE))
-            if following - block.address - block.size <= _unsplit(owner, settings):
+            if following - block.address - block.size <= _unsplit(owner, block.size, settings):
                 block = block._replace(size=following - block.address)
             inside.append(block)
             at = block.address + block.size
@@ -164,6 +164,9 @@ def _state(ranges: dict[int, Range], live: dict[int, Block], settings: Settings)
     return tuple(segments), lost + len(blocks) - place
 
 
-def _unsplit(owner: Range, settings: Settings) -> int:
-    """The largest rest that stays with a block because it is too small to be split off, bytes."""
-    return MIN_BLOCK - 1 if owner.small or settings.expandable_segments else SMALL_SIZE
+def _unsplit(owner: Range, size: int, settings: Settings) -> int:
+    """The largest rest that stays with a block of ``size`` bytes because it may not be split off, bytes."""
+    if owner.small or settings.expandable_segments:
+        return MIN_BLOCK - 1
+    limit = settings.max_split_size
+    return owner.size if limit is not None and size >= limit else SMALL_SIZE

@@ -33,7 +33,7 @@ class Allocator(Forced):
         self._active: dict[int, Block] = {}
         self._queued: dict[int, deque[Block]] = {}  # per stream: blocks that wait for it
         self._done: dict[int, int] = {}  # per stream: how many of those it has passed
-        self._reserved = self._allocated = self._pending = self._requested = 0
+        self.reserved = self.allocated = self.pending = self._requested = 0
         self._peak_reserved = self._peak_allocated = self._peak_active = 0
         self._device_allocs = self._device_frees = self._retries = self._ooms = self._syncs = 0
 
@@ -70,7 +70,7 @@ class Allocator(Forced):
                 block.events += 1
                 self._queued.setdefault(stream, deque()).append(block)
             block.uses = None
-            self._pending += block.size
+            self.pending += block.size
         else:
             self._free_block(block)
 
@@ -102,19 +102,19 @@ class Allocator(Forced):
         """Give a block back that something still uses; ``complete`` will say when it is free."""
         block = self._take_back(address)
         block.events += 1
-        self._pending += block.size
+        self.pending += block.size
 
     def complete(self, address: int) -> None:
         """Say that a deferred block is free."""
         block = self._active[address]
         block.events = 0
-        self._pending -= block.size
+        self.pending -= block.size
         self._free_block(block)
 
     def stats(self) -> Stats:
         """Totals now."""
         return Stats(
-            reserved=self._reserved, allocated=self._allocated, active=self._allocated + self._pending,
+            reserved=self.reserved, allocated=self.allocated, active=self.allocated + self.pending,
             requested=self._requested, peak_reserved=self._peak_reserved, peak_allocated=self._peak_allocated,
             peak_active=self._peak_active, device_allocs=self._device_allocs, device_frees=self._device_frees,
             retries=self._retries, ooms=self._ooms, syncs=self._syncs)
@@ -169,11 +169,11 @@ class Allocator(Forced):
         block.allocated = True
         block.requested = size
         self._active[block.address] = block
-        self._allocated += block.size
+        self.allocated += block.size
         self._requested += size
-        if self._allocated > self._peak_allocated:
-            self._peak_allocated = self._allocated
-        self._peak_active = max(self._peak_active, self._allocated + self._pending)
+        if self.allocated > self._peak_allocated:
+            self._peak_allocated = self.allocated
+        self._peak_active = max(self._peak_active, self.allocated + self.pending)
         return block.address
 
     def _splits(self, block: Block, rounded: int) -> bool:
@@ -199,7 +199,7 @@ class Allocator(Forced):
         if not block.allocated:
             raise KeyError(address)
         block.allocated = False
-        self._allocated -= block.size
+        self.allocated -= block.size
         return block
 
     def _free_block(self, block: Block) -> None:
@@ -251,7 +251,7 @@ class Allocator(Forced):
     def _pass(self, block: Block) -> None:
         block.events -= 1
         if block.events == 0:
-            self._pending -= block.size
+            self.pending -= block.size
             self._free_block(block)
 
     # --- the device
@@ -264,7 +264,7 @@ class Allocator(Forced):
 
     def _from_device(self, pool: Pool, rounded: int, stream: int) -> Block | None:
         size = self.settings.segment_size(rounded)
-        if self.allowed is not None and self._reserved + size > self.allowed:
+        if self.allowed is not None and self.reserved + size > self.allowed:
             return None
         if self.settings.expandable_segments:
             return self._expand(pool, rounded, stream)
@@ -323,9 +323,9 @@ class Allocator(Forced):
     def _collect_garbage(self) -> None:
         """Return free segments older than the average, before the device is asked (only with a memory fraction)."""
         threshold, allowed = self.settings.garbage_collection_threshold, self.allowed
-        if threshold <= 0 or allowed is None or self._reserved <= int(threshold * allowed):
+        if threshold <= 0 or allowed is None or self.reserved <= int(threshold * allowed):
             return
-        target = self._reserved - int(threshold * allowed)
+        target = self.reserved - int(threshold * allowed)
         pool = self._pools[0][1]
         # An expandable segment's block has a neighbour, unless all of its addresses are mapped and free.
         candidates = [block for block in (pool.by_address[address] for _, _, address in pool.free)
@@ -344,12 +344,12 @@ class Allocator(Forced):
 
     def _grew(self, size: int) -> None:
         self._device_allocs += 1
-        self._reserved += size
-        self._peak_reserved = max(self._peak_reserved, self._reserved)
+        self.reserved += size
+        self._peak_reserved = max(self._peak_reserved, self.reserved)
 
     def _shrank(self, size: int) -> None:
         self._device_frees += 1
-        self._reserved -= size
+        self.reserved -= size
 
     def _all(self) -> list[Block]:
         """Every mapped block."""

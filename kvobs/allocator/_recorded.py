@@ -1,0 +1,264 @@
+"""A device that answers as the recording says, and the twin replayed on it, step by step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kvobs.allocator import script as steps
+from kvobs.allocator._forced import NOWHERE
+from kvobs.allocator.recording import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from kvobs.allocator.reservations import Pages
+from kvobs.allocator.script import Script
+from kvobs.allocator.settings import SMALL_SEGMENT, Settings
+from kvobs.allocator.state import State
+from kvobs.allocator.twin import Allocator, OutOfMemory
+
+Call = tuple[int, int, int]  # kind, address, size
+
+
+class RecordedDevice:
+    """Answers with the calls of one step. Calls that the recording does not have are ``extra``, to be taken back."""
+
+    capacity: int | None = None
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.extra: list[Call] = []
+        self.failing = self.told = False
+        self._nowhere = NOWHERE
+
+    def begin(self, calls: list[Call], failing: bool) -> None:
+        """Answer with these; after the last one a ``failing`` device has nothing left."""
+        self.calls, self.failing, self.told = calls, failing, False
+        self.extra.clear()
+
+    def malloc(self, size: int) -> int | None:
+        """The recorded address; None where the recording shows that memory was given back first."""
+        kind, address, recorded = self.calls[0] if self.calls else (-1, 0, 0)
+        if kind == SEGMENT_ALLOC and recorded == size:
+            del self.calls[0]
+            return address
+        if kind in {SEGMENT_FREE, SEGMENT_UNMAP} or (kind < 0 and self.failing):
+            return None
+        return self._invent(SEGMENT_ALLOC, size)
+
+    def free(self, address: int, size: int) -> None:
+        """Tick the recorded call off."""
+        self._tick(SEGMENT_FREE, address, size)
+
+    def reserve(self, size: int) -> int:
+        """Where the recording maps next."""
+        told = next((address for kind, address, _ in self.calls if kind == SEGMENT_MAP), None)
+        if told is not None:
+            return told
+        self._nowhere += -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+        return self._nowhere - -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+
+    def map(self, address: int, size: int) -> bool:
+        """Whether the recording maps these pages; False where it shows that memory was given back first."""
+        if self.told:
+            return True
+        kind, recorded, length = self.calls[0] if self.calls else (-1, 0, 0)
+        if (kind, recorded, length) == (SEGMENT_MAP, address, size):
+            del self.calls[0]
+            return True
+        if kind in {SEGMENT_FREE, SEGMENT_UNMAP} or (kind < 0 and self.failing):
+            return False
+        self.extra.append((SEGMENT_MAP, address, size))
+        return True
+
+    def unmap(self, address: int, size: int) -> None:
+        """Tick the recorded call off."""
+        if not self.told:
+            self._tick(SEGMENT_UNMAP, address, size)
+
+    def _tick(self, kind: int, address: int, size: int) -> None:
+        try:
+            self.calls.remove((kind, address, size))
+        except ValueError:
+            self.extra.append((kind, address, size))
+
+    def _invent(self, kind: int, size: int) -> int:
+        address = self._nowhere
+        self._nowhere += -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+        self.extra.append((kind, address, size))
+        return address
+
+
+@dataclass(slots=True)
+class Tally:
+    """Facts checked and matched, and a line per step: bytes reserved, allocated and active after it."""
+
+    addresses: list[int] = field(default_factory=lambda: [0, 0])
+    device_allocs: list[int] = field(default_factory=lambda: [0, 0])
+    device_frees: list[int] = field(default_factory=lambda: [0, 0])
+    strays: int = 0  # frees of what the twin does not have
+    lost: int = 0  # allocations that could not be put where they were recorded
+    reserved: array[int] = field(default_factory=lambda: array("q"))
+    allocated: array[int] = field(default_factory=lambda: array("q"))
+    active: array[int] = field(default_factory=lambda: array("q"))
+    forced: array[int] = field(default_factory=lambda: array("q"))  # alloc steps that went to the device
+    unexpected: set[int] = field(default_factory=set)  # OOM steps that the twin served
+    switches: int = 0  # changes of expandable_segments that the device's calls give away
+
+
+class PythonReplayer:
+    """Replays scripts on the Python twin. After every step the twin is where the recording is."""
+
+    engine = "Python"
+
+    def __init__(self, settings: Settings, state: State, pages: Iterable[Pages] = ()) -> None:
+        self._device = RecordedDevice()
+        self._allocator = Allocator(settings, self._device)
+        self._allocator.load(state, pages)
+        self._homes = {segment.address: (segment.stream, segment.pool, segment.small) for segment in state}
+        self.tally = Tally()
+
+    def run(self, script: Script, start: int, stop: int) -> None:
+        """Replay the steps ``start`` to ``stop`` (excluded)."""
+        allocator, tally = self._allocator, self.tally
+        for index in range(start, stop):
+            step, address = script.step[index], script.address[index]
+            if step == steps.ALLOC:
+                self._alloc(script, index)
+            elif step == steps.FREE:
+                self._try(allocator.free, address)
+            elif step == steps.DEFER:
+                self._try(allocator.defer, address)
+            elif step == steps.COMPLETE:
+                self._try(allocator.finish, address)
+            elif step == steps.RELEASE:
+                self._release(script, index)
+            else:
+                self._oom(script, index)
+            tally.reserved.append(allocator.reserved)
+            tally.allocated.append(allocator.allocated)
+            tally.active.append(allocator.allocated + allocator.pending)
+
+    def snapshot(self) -> State:
+        """The twin's state now."""
+        return self._allocator.snapshot()
+
+    def _try(self, change: object, address: int) -> None:
+        try:
+            change(address)  # type: ignore[operator]
+        except KeyError:
+            self.tally.strays += 1
+
+    def _begin(self, script: Script, index: int, failing: bool) -> list[Call]:
+        """Set the device up for a step; returns all of its recorded calls."""
+        calls = [(script.call[at], script.call_address[at], script.call_size[at])
+                 for at in range(script.first[index], script.first[index + 1])]
+        for at in range(script.first[index], script.first[index + 1]):
+            if script.call[at] in {SEGMENT_ALLOC, SEGMENT_MAP}:
+                small = script.call_size[at] == SMALL_SEGMENT
+                self._homes[script.call_address[at]] = (script.call_stream[at], script.call_pool[at], small)
+                if script.call[at] == SEGMENT_MAP:
+                    self._allocator.settle(script.call_address[at], script.call_stream[at], small)
+            elif script.call_pool[at] != 0:
+                self._allocator.release_pool(script.call_pool[at])
+            self._switch(script.call[at], script.call_pool[at])
+        self._device.begin(list(calls), failing)
+        return calls
+
+    def _switch(self, call: int, pool: int) -> None:
+        """Follow a change of ``expandable_segments``: pages are mapped only with it, segments allocated without it.
+
+        A private pool may have an allocator of its own, which knows no pages.
+        """
+        settings = self._allocator.settings
+        if (call == SEGMENT_MAP and not settings.expandable_segments) or (
+                call == SEGMENT_ALLOC and settings.expandable_segments and pool == 0):
+            self._allocator.set(replace(settings, expandable_segments=not settings.expandable_segments))
+            self.tally.switches += 1
+
+    def _alloc(self, script: Script, index: int) -> None:
+        allocator, tally, device = self._allocator, self.tally, self._device
+        address, size = script.address[index], script.size[index]
+        stream, pool = script.stream[index], script.pool[index]
+        calls = self._begin(script, index, False)
+        if calls and calls[0][0] in {SEGMENT_FREE, SEGMENT_UNMAP} and allocator.fits(size, stream, pool):
+            allocator.empty_cache()  # the cache was emptied before, and not for this request
+        tally.addresses[0] += 1
+        given = self._request(size, stream, pool, retried=bool(calls) and len(device.calls) < len(calls))
+        if calls:
+            tally.forced.append(index)
+        if given == address and not device.calls and not device.extra:
+            tally.addresses[1] += 1
+            self._count(calls, [])
+            return
+        if given is not None:
+            allocator.free(given)
+        self._follow(script, index, calls)
+        if given == address:
+            tally.addresses[1] += 1
+        if not allocator.place(address, size, stream, pool):
+            tally.lost += 1
+
+    def _request(self, size: int, stream: int, pool: int, retried: bool) -> int | None:
+        """Ask the twin. ``retried``: the cache was released just now; if the recording goes to the device all the
+        same, what fits now had been pending then.
+        """
+        if retried and self._device.calls and self._allocator.fits(size, stream, pool):
+            return self._allocator.alloc_from_device(size, stream, pool)
+        try:
+            return self._allocator.alloc(size, stream, pool)
+        except OutOfMemory:
+            return None
+
+    def _release(self, script: Script, index: int) -> None:
+        calls = self._begin(script, index, False)
+        if script.size[index] >= 0:
+            self._allocator.release_for(script.size[index], script.stream[index], script.pool[index])
+        if any(kind in {SEGMENT_FREE, SEGMENT_UNMAP} for kind, _, _ in self._device.calls):
+            self._allocator.empty_cache()
+        self._follow(script, index, calls)
+
+    def _oom(self, script: Script, index: int) -> None:
+        calls = self._begin(script, index, True)
+        size, stream, pool = script.size[index], script.stream[index], script.pool[index]
+        try:
+            given = self._allocator.alloc(size, stream, pool)
+        except OutOfMemory:
+            pass
+        else:
+            self.tally.unexpected.add(index)
+            self._allocator.free(given)
+        self._follow(script, index, calls)
+
+    def _follow(self, script: Script, index: int, calls: list[Call]) -> None:
+        """Count what agreed, then take back what the twin did alone and do what only the recording has."""
+        device, allocator = self._device, self._allocator
+        left, extra = device.calls, list(device.extra)
+        self._count([call for call in calls if call not in left], left + extra)
+        device.told = True
+        for kind, address, size in reversed(extra):
+            stream, pool, small = self._homes.get(address, (script.stream[index], script.pool[index], False))
+            if kind == SEGMENT_ALLOC:
+                allocator.remove(address, size)
+            elif kind == SEGMENT_FREE:
+                allocator.install(address, size, stream, pool, small)
+            elif kind == SEGMENT_MAP:
+                allocator.remove_pages(address, size)
+            else:
+                allocator.install_pages(address, size, stream, pool, small)
+        for kind, address, size in left:
+            stream, pool, small = self._homes.get(address, (script.stream[index], script.pool[index], False))
+            if kind == SEGMENT_ALLOC:
+                allocator.install(address, size, stream, pool, small)
+            elif kind == SEGMENT_FREE:
+                allocator.remove(address, size)
+            elif kind == SEGMENT_MAP:
+                allocator.install_pages(address, size, stream, pool, small)
+            else:
+                allocator.remove_pages(address, size)
+        device.told = False
+
+    def _count(self, matched: list[Call], unmatched: list[Call]) -> None:
+        for calls, hit in ((matched, 1), (unmatched, 0)):
+            for kind, _, _ in calls:
+                score = self.tally.device_allocs if kind in {SEGMENT_ALLOC, SEGMENT_MAP} else self.tally.device_frees
+                score[0] += 1
+                score[1] += hit
