@@ -285,7 +285,7 @@ class Allocator(Forced):
             return False
         wanted = max(limit, rounded)
         index = bisect_left(pool.free, (stream, wanted))
-        if index < len(pool.free) and pool.free[index][0] == stream:
+        if index < len(pool.free) and pool.free[index][0] == stream and _whole(pool.at(index)):
             self._release(pool.at(index))
             return True
         released = 0
@@ -293,8 +293,10 @@ class Allocator(Forced):
             index -= 1
             if pool.free[index][0] != stream or pool.free[index][1] < limit:
                 break
-            released += pool.free[index][1]
-            self._release(pool.at(index))
+            block = pool.at(index)
+            if _whole(block):
+                released += block.size
+                self._release(block)
         return released >= wanted
 
     def _release_cached(self) -> bool:
@@ -355,6 +357,11 @@ class Allocator(Forced):
         """Every mapped block."""
         free = [block for pair in self._pools.values() for pool in pair for block in pool.by_address.values()]
         return free + list(self._active.values())
+
+
+def _whole(block: Block) -> bool:
+    """Whether it is a whole cudaMalloc. (A part of one is as large as the limit only after that was lowered.)"""
+    return block.range is None and not block.split
 
 
 def _segment(head: Block) -> Segment:
