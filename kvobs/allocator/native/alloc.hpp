@@ -13,11 +13,9 @@ inline Allocator::Allocator(const Settings &settings, uint64_t capacity, const k
       blocks_(sizeof(Block)), default_(0, &nodes_) {}
 
 inline Allocator::~Allocator() {
-    while (all_) {
-        if (all_->range && !all_->prev) delete all_->range;
-        if (all_->next) all_->next->prev = nullptr;
-        drop(all_);
-    }
+    for (const Block *block = all_; block; block = block->after)
+        if (!block->prev) delete block->range;  // once for each chain
+    while (all_) drop(all_);
 }
 
 inline Block *Allocator::new_block(Pool &pool, int64_t stream, uint64_t address, uint64_t size, Range *range) {

@@ -48,7 +48,9 @@ inline bool Allocator::release_available(Pool &pool, uint64_t rounded, int64_t s
     if (limit == KVOBS_UNLIMITED) return false;
     const uint64_t wanted = std::max(limit, rounded);
     auto place = pool.free.lower_bound(FreeKey{on, wanted, 0, nullptr});
-    if (place != pool.free.end() && place->stream == on && !place->block->range) {
+    // A part of a segment cannot be released. One that large exists only where the limit was lowered meanwhile.
+    const auto whole = [](const Block *block) { return !block->range && !block->split(); };
+    if (place != pool.free.end() && place->stream == on && whole(place->block)) {
         release(place->block);
         return true;
     }
@@ -57,7 +59,7 @@ inline bool Allocator::release_available(Pool &pool, uint64_t rounded, int64_t s
         --place;
         if (place->stream != on || place->size < limit) break;
         Block *block = place->block;
-        if (block->range) continue;
+        if (!whole(block)) continue;
         ++place;  // past the block, which ends with its memory
         released += block->size;
         release(block);
