@@ -1,0 +1,222 @@
+"""What a program asked of its allocator, taken from a recording and freed of where the allocator put it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from kvobs.allocator import program as ops
+from kvobs.allocator import recording, script
+from kvobs.allocator.program import Program
+from kvobs.allocator.recording import UNKNOWN, DeviceRecording, Events, Stacks
+from kvobs.allocator.script import Script, script_of
+from kvobs.allocator.seeding import seed
+from kvobs.allocator.settings import Settings
+from kvobs.allocator.state import INACTIVE, PENDING, State
+
+GIVEN_BACK = frozenset({recording.SEGMENT_FREE, recording.SEGMENT_UNMAP})
+EMPTIES = frozenset({"empty_cache", "emptyCache"})  # functions whose frames name the caller of a release
+
+
+@dataclass(slots=True)
+class Demand:
+    """A program and where it comes from.
+
+    ``event`` has one entry per operation: the event it stands for, UNKNOWN for what was there before the first event.
+    ``stack`` has one entry per handle. ``failed`` are the operations that ran out of memory in the recording; each is
+    freed directly afterwards, because what the program would have done with the memory is not known. ``complete`` says
+    that the history begins with an empty allocator. ``notes`` are whole sentences.
+    """
+
+    program: Program = field(default_factory=Program)
+    event: array[int] = field(default_factory=lambda: array("q"))
+    stack: array[int] = field(default_factory=lambda: array("i"))
+    failed: list[int] = field(default_factory=list)
+    complete: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, event: int, op: int, handle: int = 0, size: int = 0, stream: int = 0, pool: int = 0) -> None:
+        """Append an operation that stands for an event."""
+        self.program.add(op, handle, size, stream, pool)
+        self.event.append(event)
+
+    def allocate(self, event: int, size: int, stream: int, pool: int, stack: int) -> int:
+        """Append an ALLOC; returns its handle."""
+        handle = len(self.stack)
+        self.add(event, ops.ALLOC, handle, size, stream, pool)
+        self.stack.append(stack)
+        return handle
+
+
+def demand_of(device: DeviceRecording, settings: Settings, stacks: Stacks | None = None) -> Demand:
+    """The requests and frees of a device's history; ``settings`` are those in force when it was recorded.
+
+    What was alive before the first event comes first, in order of address. A free that completed later than it was
+    requested keeps its delay: a stream of its own (negative) is recorded on the block and advances where it completed.
+    Memory given back without need, by ``torch.cuda.empty_cache``, stays EMPTY_CACHE; memory given back because a
+    request failed is left to the model. Without a history the blocks of the last state are all there is.
+    """
+    undone = seed(device, settings)
+    maker = _Maker(device, script_of(device.events, undone.pools), stacks or Stacks())
+    maker.begin(undone.state)
+    for index in range(len(maker.steps)):
+        maker.step(index)
+    return maker.end(undone.contradictions)
+
+
+def reserved_before(events: Events, last: int) -> array[int]:
+    """Bytes reserved before each event, and after the last: ``last`` with the recorded device calls undone."""
+    found = array("q", bytes(8 * (len(events) + 1)))
+    found[len(events)] = last
+    for index in range(len(events) - 1, -1, -1):
+        action = events.action[index]
+        if action in {recording.SEGMENT_ALLOC, recording.SEGMENT_MAP}:
+            last -= events.size[index]
+        elif action in GIVEN_BACK:
+            last += events.size[index]
+        found[index] = last
+    return found
+
+
+def reserved_bytes(device: DeviceRecording) -> int:
+    """Bytes reserved in the last state."""
+    return sum(segment.size for segment in device.state)
+
+
+class _Maker:
+    """One pass over the steps of a history."""
+
+    def __init__(self, device: DeviceRecording, steps: Script, stacks: Stacks) -> None:
+        self.demand, self.steps, self._events = Demand(), steps, device.events
+        self._reserved = reserved_before(device.events, reserved_bytes(device))
+        self._peak = max(self._reserved)
+        self._emptying = {index for index, stack in enumerate(stacks.stacks)
+                          if any(stacks.frames[frame][2] in EMPTIES for frame in stack)}
+        self._live: dict[int, int] = {}  # handle by address
+        self._waiting: dict[int, int] = {}  # by address of a freed block: the stream that stands for its delay
+        self._late: list[tuple[int, int]] = []  # event and stream of completions that may belong to what follows
+        self._idle: list[int] = []  # streams of delays that are over
+        self._lowest = min(device.events.stream, default=0)
+        self._used, self._strays = 0, 0
+
+    def begin(self, state: State) -> None:
+        """What was there before the first event."""
+        self.demand.complete = not state and len(self._events) > 0
+        waiting = []
+        for segment in state:
+            for block in segment.blocks:
+                if block.state != INACTIVE:
+                    handle = self.demand.allocate(UNKNOWN, block.requested, segment.stream, segment.pool, block.stack)
+                    self._live[block.address] = handle
+                    if block.state == PENDING:
+                        waiting.append(block.address)
+        for address in waiting:
+            self._defer(UNKNOWN, address)
+
+    def step(self, index: int) -> None:
+        """One step of the history."""
+        steps, kind = self.steps, self.steps.step[index]
+        event, address = steps.event[index], steps.address[index]
+        if kind == script.COMPLETE:
+            self._complete(event, address)
+            return
+        released = self._released(index)
+        if not released and kind != script.OOM:
+            self._flush()
+        for pool in released:
+            if pool:
+                self.demand.add(event, ops.RELEASE_POOL, pool=pool)
+        if released and (kind == script.RELEASE or self._emptied(index)):
+            self.demand.add(event, ops.EMPTY_CACHE)
+        if kind in {script.ALLOC, script.OOM}:
+            self._ask(index, event, address)
+        elif kind == script.FREE:
+            self._free(event, address)
+        elif kind == script.DEFER:
+            self._defer(event, address)
+        self._flush()
+
+    def end(self, contradictions: int) -> Demand:
+        """The demand, with what has to be said about it."""
+        self._flush()
+        demand = self.demand
+        if not len(self._events):
+            demand.notes.append("The file has no history: the blocks of its last state are taken as one sequence of "
+                                "requests in order of address, and what was freed before is not known.")
+        elif not demand.complete:
+            demand.notes.append("The history does not begin with an empty allocator: what was allocated before its "
+                                "first event is taken as requests in order of address, without the gaps between them.")
+        if self._strays or contradictions:
+            demand.notes.append(f"{max(self._strays, contradictions)} of {len(self._events)} events contradict others "
+                                "and were left out or mended.")
+        return demand
+
+    def _ask(self, index: int, event: int, address: int) -> None:
+        steps = self.steps
+        size, stream, pool = steps.size[index], steps.stream[index], steps.pool[index]
+        if steps.step[index] == script.ALLOC and address in self._live:
+            self._strays += 1
+            self._free(event, address)
+        handle = self.demand.allocate(event, size, stream, pool, self._events.stack[event])
+        if steps.step[index] == script.ALLOC:
+            self._live[address] = handle
+        else:
+            self.demand.failed.append(len(self.demand.program) - 1)
+            self.demand.add(event, ops.FREE, handle)
+
+    def _free(self, event: int, address: int) -> None:
+        handle = self._live.pop(address, None)
+        if handle is None:
+            self._strays += 1
+        else:
+            self.demand.add(event, ops.FREE, handle)
+
+    def _defer(self, event: int, address: int) -> None:
+        """A free that will complete later."""
+        handle = self._live.get(address)
+        if handle is not None:
+            if not self._idle:
+                self._used += 1
+                self._idle.append(min(self._lowest, 0) - self._used)
+            stream = self._waiting[address] = self._idle.pop()
+            self.demand.add(event, ops.RECORD_STREAM, handle, stream=stream)
+        self._free(event, address)
+
+    def _complete(self, event: int, address: int) -> None:
+        if address in self._live:  # files that tell only this half of a free
+            self._free(event, address)
+        elif address in self._waiting:
+            self._late.append((event, self._waiting.pop(address)))
+        else:
+            self._strays += 1
+
+    def _flush(self) -> None:
+        for event, stream in self._late:
+            self.demand.add(event, ops.ADVANCE, stream=stream)
+            self._idle.append(stream)
+        self._late.clear()
+
+    def _released(self, index: int) -> list[int]:
+        """The pools of the segments that went back to the device during a step, each once."""
+        steps = self.steps
+        return list(dict.fromkeys(steps.call_pool[at] for at in range(steps.first[index], steps.first[index + 1])
+                                  if steps.call[at] in GIVEN_BACK))
+
+    def _emptied(self, index: int) -> bool:
+        """Whether memory went back before a request rather than because of it.
+
+        It did where the stack says so, where it is another than the request's, and where the device gave
+        more at another time than it would have had to.
+        """
+        steps, events = self.steps, self._events
+        last = steps.event[index]
+        first = steps.event[index - 1] + 1 if index else 0
+        backs = [at for at in range(first, last) if events.action[at] in GIVEN_BACK]
+        told = {events.stack[at] for at in backs if events.stack[at] != UNKNOWN}
+        if told & self._emptying:
+            return True
+        if told and events.stack[last] != UNKNOWN:
+            return events.stack[last] not in told
+        wanted = sum(steps.call_size[at] for at in range(steps.first[index], steps.first[index + 1])
+                     if steps.call[at] not in GIVEN_BACK)
+        return steps.step[index] == script.ALLOC and self._reserved[backs[0]] + wanted <= self._peak
