@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvobs.allocator.kinds import CUBLAS_WORKSPACE, KINDS, Decision, Frame, Kinds
 from kvobs.allocator.recording import Stacks
 from kvobs.allocator.state import ALLOCATED, State
 
 SHOWN = 20
-Group = tuple[str, str, Frame | None, Frame | None]  # kind, rule, frame shown, first frame of the user's own code
 # Not the user's: installed packages, the standard library, torch's own files, what is written in C or C++, and the
 # files that Inductor generates (named by a hash).
 _NOT_THE_USERS = re.compile(
@@ -19,31 +19,38 @@ _NOT_THE_USERS = re.compile(
     r"|^<(?!stdin|ipython)|torchinductor|(?:^|[/\\])c[a-z0-9]{49,}\.py$")
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Allocations that share a kind, the frame that decided it, and the first frame of the user's own code.
+class Place(NamedTuple):
+    """What allocations of one holder share: a kind, the rule and the frame that decided it, and the first frame of the
+    user's own code.
 
     ``frame`` is the deciding frame, or where no rule knew one the user's, or the innermost; ``user_frame`` is None
-    where all frames belong to libraries. ``share`` is of all bytes allocated. ``stack`` is one of the stacks.
+    where all frames belong to libraries.
     """
 
     kind: str
     rule: str
     frame: Frame | None
     user_frame: Frame | None
+
+    @property
+    def label(self) -> str:
+        """The frame as people read it; for a library's also where the user's code is."""
+        if self.frame is None:
+            return self.rule
+        own = f" (from {frame_text(self.user_frame)})" if self.user_frame not in (None, self.frame) else ""
+        return f"{frame_text(self.frame)}{own}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The allocations of one place. ``share`` is of all bytes allocated. ``stack`` is one of the stacks."""
+
+    place: Place
     size_bytes: int
     requested_bytes: int
     blocks: int
     share: float
     stack: int
-
-    @property
-    def label(self) -> str:
-        """The frame as people read it; for the user's code also where that is."""
-        if self.frame is None:
-            return self.rule
-        own = f" (from {frame_text(self.user_frame)})" if self.user_frame not in (None, self.frame) else ""
-        return f"{frame_text(self.frame)}{own}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,8 @@ class Attribution:
     def __init__(self, stacks: Stacks) -> None:
         self._stacks, self._kinds = stacks, Kinds()
         self._decided: dict[tuple[int, bool], int] = {}
-        self._numbers: dict[Group, int] = {}
-        self.groups: list[Group] = []
+        self._numbers: dict[Place, int] = {}
+        self.groups: list[Place] = []
         self.example: list[int] = []
 
     def group(self, stack: int, size: int) -> int:
@@ -87,7 +94,7 @@ class Attribution:
         own = next((frame for frame in frames if users(frame)), None)
         shown = decided.frame or own or next((frame for frame in frames if frame[0].endswith(".py")), None) or (
             frames[0] if frames else None)
-        key = decided.kind, decided.rule, shown, own
+        key = Place(decided.kind, decided.rule, shown, own)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.groups)
@@ -108,7 +115,20 @@ def frame_text(frame: Frame | None) -> str:
     file, line, function = frame
     name = re.split(r"[/\\]", file)[-1]
     place = f"{name}:{line} " if line > 0 else f"{name} " if name not in {"", "??"} else ""
-    return f"{place}{function}"
+    return f"{place}{function if file.endswith('.py') else _short(function)}"
+
+
+def _short(function: str) -> str:
+    """A C++ function without return type, template arguments and parameters."""
+    made, depth = [], 0
+    for letter in function.replace("(anonymous namespace)", "anonymous")[:2000]:
+        depth -= letter in ">)"
+        if letter == "(" and not depth and made:
+            break
+        depth += letter in "<("
+        if not depth and letter not in ">)":
+            made.append(letter)
+    return "".join(made).strip().rpartition(" ")[2] or function[:120]
 
 
 def holders(state: State, stacks: Stacks, limit: int = SHOWN, attribution: Attribution | None = None) -> Holdings:
@@ -122,7 +142,8 @@ def holders(state: State, stacks: Stacks, limit: int = SHOWN, attribution: Attri
                 entry[0] += block.size
                 entry[1] += block.requested
                 entry[2] += 1
-    return holdings(found, ((number, *entry) for number, entry in sums.items()), limit)
+    rows = ((number, size, requested, blocks) for number, (size, requested, blocks) in sums.items())
+    return holdings(found, rows, limit)
 
 
 def holdings(found: Attribution, sums: Iterable[tuple[int, int, int, int]], limit: int = SHOWN) -> Holdings:
@@ -131,9 +152,9 @@ def holdings(found: Attribution, sums: Iterable[tuple[int, int, int, int]], limi
     total = sum(row[1] for row in rows)
     kinds = dict.fromkeys(KINDS, 0)
     for number, size, _, _ in rows:
-        kinds[found.groups[number][0]] += size
-    made = [Holder(*found.groups[number], size, requested, blocks, size / total if total else 0.0,
+        kinds[found.groups[number].kind] += size
+    made = [Holder(found.groups[number], size, requested, blocks, size / total if total else 0.0,
                    found.example[number]) for number, size, requested, blocks in rows]
-    made.sort(key=lambda one: (-one.size_bytes, one.kind, one.label, one.rule))
+    made.sort(key=lambda one: (-one.size_bytes, one.place.kind, one.place.label, one.place.rule))
     return Holdings(total, tuple(made[:limit]), len(made[limit:]), sum(one.size_bytes for one in made[limit:]),
                     {kind: size for kind, size in kinds.items() if size})

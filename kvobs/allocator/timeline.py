@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from dataclasses import dataclass
 
@@ -59,12 +60,13 @@ def timeline(device: DeviceRecording, replay: Replay, points: int = POINTS) -> T
 
 
 def _line(column: array[int], first: array[int]) -> Line:
-    parts = [column[start:end] for start, end in zip(first[:-1], first[1:], strict=True)]
+    parts = [column[start:end] for start, end in itertools.pairwise(first)]
     return Line(array("q", map(min, parts)), array("q", map(max, parts)), array("q", [part[-1] for part in parts]))
 
 
 def _indexes(column: array[int], value: int) -> list[int]:
-    found, at = [], 0
+    found: list[int] = []
+    at = 0
     while True:
         try:
             at = column.index(value, at)
