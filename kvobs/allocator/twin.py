@@ -77,6 +77,8 @@ class Allocator(Forced):
     def record_stream(self, address: int, stream: int) -> None:
         """Say that another stream uses a block too."""
         block = self._active[address]
+        if not block.allocated:
+            raise KeyError(address)
         if stream != block.stream:
             block.uses = (block.uses or set()) | {stream}
 
@@ -101,12 +103,15 @@ class Allocator(Forced):
     def defer(self, address: int) -> None:
         """Give a block back that something still uses; ``complete`` will say when it is free."""
         block = self._take_back(address)
+        block.uses = None
         block.events += 1
         self.pending += block.size
 
     def complete(self, address: int) -> None:
         """Say that a deferred block is free."""
         block = self._active[address]
+        if block.allocated:
+            raise KeyError(address)
         block.events = 0
         self.pending -= block.size
         self._free_block(block)
