@@ -34,6 +34,10 @@ class RecordedDevice:
         self.calls, self.failing, self.told = calls, failing, False
         self.extra.clear()
 
+    def gives_back(self) -> bool:
+        """Whether the recording goes on with memory that was given back."""
+        return bool(self.calls) and self.calls[0][0] in {SEGMENT_FREE, SEGMENT_UNMAP}
+
     def malloc(self, size: int) -> int | None:
         """The recorded address; None where the recording shows that memory was given back first."""
         kind, address, recorded = self.calls[0] if self.calls else (-1, 0, 0)
@@ -179,10 +183,9 @@ class PythonReplayer:
         address, size = script.address[index], script.size[index]
         stream, pool = script.stream[index], script.pool[index]
         calls = self._begin(script, index, False)
-        if calls and calls[0][0] in {SEGMENT_FREE, SEGMENT_UNMAP} and allocator.fits(size, stream, pool):
-            allocator.empty_cache()  # the cache was emptied before, and not for this request
+        self._give_back(size, stream, pool)
         tally.addresses[0] += 1
-        given = self._request(size, stream, pool, retried=bool(calls) and len(device.calls) < len(calls))
+        given = self._request(size, stream, pool, retried=len(device.calls) < len(calls))
         if calls:
             tally.forced.append(index)
         if given == address and not device.calls and not device.extra:
@@ -208,25 +211,38 @@ class PythonReplayer:
         except OutOfMemory:
             return None
 
-    def _release(self, script: Script, index: int) -> None:
-        calls = self._begin(script, index, False)
-        if script.size[index] >= 0:
-            self._allocator.release_for(script.size[index], script.stream[index], script.pool[index])
-        if any(kind in {SEGMENT_FREE, SEGMENT_UNMAP} for kind, _, _ in self._device.calls):
+    def _give_back(self, size: int, stream: int, pool: int) -> None:
+        """Release what the recording releases next: oversize blocks for the request, then all that is wholly free."""
+        if self._device.gives_back():
+            self._allocator.release_for(size, stream, pool)
+        if self._device.gives_back():
             self._allocator.empty_cache()
+
+    def _release(self, script: Script, index: int) -> None:
+        calls = self._begin(script, index, True)
+        size, stream, pool = script.size[index], script.stream[index], script.pool[index]
+        if size >= 0 and calls[0][0] == SEGMENT_MAP:  # pages for it, until the device had no more
+            self._expect_nothing(size, stream, pool, index)
+        self._give_back(max(size, 0), stream, pool)
         self._follow(script, index, calls)
 
     def _oom(self, script: Script, index: int) -> None:
         calls = self._begin(script, index, True)
         size, stream, pool = script.size[index], script.stream[index], script.pool[index]
-        try:
-            given = self._allocator.alloc(size, stream, pool)
-        except OutOfMemory:
-            pass
-        else:
+        # Frees that completed just before were waited for: the allocator then asks the device only.
+        if self._allocator.fits(size, stream, pool) and (index == 0 or script.step[index - 1] != steps.COMPLETE):
+            self.tally.unexpected.add(index)
+        if calls and calls[0][0] == SEGMENT_MAP:
+            self._expect_nothing(size, stream, pool, index)
+        self._give_back(size, stream, pool)
+        self._expect_nothing(size, stream, pool, index)
+        self._follow(script, index, calls)
+
+    def _expect_nothing(self, size: int, stream: int, pool: int, index: int) -> None:
+        given = self._allocator.alloc_from_device(size, stream, pool)
+        if given is not None:
             self.tally.unexpected.add(index)
             self._allocator.free(given)
-        self._follow(script, index, calls)
 
     def _follow(self, script: Script, index: int, calls: list[Call]) -> None:
         """Count what agreed, then take back what the twin did alone and do what only the recording has."""

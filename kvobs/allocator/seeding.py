@@ -26,6 +26,14 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
+class Hints:
+    """For each address, the first event that allocated it and the first that freed it."""
+
+    allocated: dict[int, int]
+    freed: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Seed:
     """The state before the first event. ``pools`` has the pool of every event; ``contradictions`` counts the events
     that do not fit what came after them.
@@ -41,8 +49,9 @@ def seed(device: DeviceRecording, settings: Settings) -> Seed:
     ranges = {segment.address: Range(*segment[:6], segment.stack) for segment in device.state}
     live = {block.address: block for segment in device.state for block in segment.blocks if block.state != INACTIVE}
     pools = _pools(device)
-    contradictions = _undo(device.events, settings, ranges, live, pools)
-    state, lost = _state(ranges, live, settings)
+    hints = Hints({}, {})
+    contradictions = _undo(device.events, settings, ranges, live, pools, hints)
+    state, lost = _state(ranges, live, settings, hints)
     return Seed(state, pools, contradictions + lost)
 
 
@@ -66,16 +75,19 @@ def _pools(device: DeviceRecording) -> array[int]:
 
 
 def _undo(events: Events, settings: Settings, ranges: dict[int, Range], live: dict[int, Block],
-          pools: array[int]) -> int:
+          pools: array[int], hints: Hints) -> int:
     wrong = 0
+    allocated, freed = hints.allocated, hints.freed
     actions, addresses, sizes, stacks = events.action, events.address, events.size, events.stack
     round_size = settings.round_size
     for index in range(len(actions) - 1, -1, -1):
         action, address, size = actions[index], addresses[index], sizes[index]
         if action == recording.ALLOC:
+            allocated[address] = index
             if live.pop(address, None) is None:
                 wrong += 1
         elif action == recording.FREE_COMPLETED:
+            freed[address] = index
             if address in live:
                 wrong += 1
             live[address] = Block(address, round_size(size), size, PENDING, stacks[index])
@@ -134,9 +146,9 @@ def _map(ranges: dict[int, Range], pages: Range) -> None:
     ranges[pages.address] = pages
 
 
-def _state(ranges: dict[int, Range], live: dict[int, Block], settings: Settings) -> tuple[State, int]:
+def _state(ranges: dict[int, Range], live: dict[int, Block], settings: Settings, hints: Hints) -> tuple[State, int]:
     """Segments with their blocks; and how many live blocks lie in none or overlap."""
-    blocks = sorted(live.values())
+    blocks, starts = sorted(live.values()), sorted(hints.allocated)
     segments: list[Segment] = []
     place, lost = 0, 0
     for owner in sorted(ranges.values(), key=lambda one: one.address):
@@ -153,8 +165,11 @@ def _state(ranges: dict[int, Range], live: dict[int, Block], settings: Settings)
                 continue
             if block.address > at:
                 inside.append(Block(at, block.address - at, 0, INACTIVE))
-            if following - block.address - block.size <= _unsplit(owner, block.size, settings):
+            rest = _unsplit(owner, block.size, settings)
+            if following - block.address - block.size <= rest:
                 block = block._replace(size=following - block.address)
+            elif block.address in hints.freed:  # its size was never recorded
+                block = block._replace(size=_end(block, rest, starts, hints) - block.address)
             inside.append(block)
             at = block.address + block.size
         if at < end:
@@ -162,6 +177,19 @@ def _state(ranges: dict[int, Range], live: dict[int, Block], settings: Settings)
         segments.append(Segment(owner.address, owner.size, owner.stream, owner.pool, owner.small, owner.expandable,
                                 tuple(inside), owner.stack))
     return tuple(segments), lost + len(blocks) - place
+
+
+def _end(block: Block, rest: int, starts: list[int], hints: Hints) -> int:
+    """Where a block of unknown size ends: where, while it lived, the free block behind it was first used.
+
+    Best fit uses a free block from its start.
+    """
+    end = block.address + block.size
+    place = bisect_right(starts, end)
+    if place < len(starts) and starts[place] <= end + rest and (
+            hints.allocated[starts[place]] < hints.freed[block.address]):
+        return starts[place]
+    return end
 
 
 def _unsplit(owner: Range, size: int, settings: Settings) -> int:
