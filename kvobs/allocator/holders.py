@@ -120,7 +120,8 @@ def frame_text(frame: Frame | None) -> str:
 
 def _short(function: str) -> str:
     """A C++ function without return type, template arguments and parameters."""
-    made, depth = [], 0
+    made: list[str] = []
+    depth = 0
     for letter in function.replace("(anonymous namespace)", "anonymous")[:2000]:
         depth -= letter in ">)"
         if letter == "(" and not depth and made:
