@@ -24,14 +24,16 @@ class Demand:
 
     ``event`` has one entry per operation: the event it stands for, UNKNOWN for what was there before the first event.
     ``stack`` has one entry per handle. ``failed`` are the operations that ran out of memory in the recording; each is
-    freed directly afterwards, because what the program would have done with the memory is not known. ``complete`` says
-    that the history begins with an empty allocator. ``notes`` are whole sentences.
+    freed directly afterwards, because what the program would have done with the memory is not known. ``refused`` lists
+    totals of reserved bytes that the device did not grant at first (it did once memory had been given back).
+    ``complete`` says that the history begins with an empty allocator. ``notes`` are whole sentences.
     """
 
     program: Program = field(default_factory=Program)
     event: array[int] = field(default_factory=lambda: array("q"))
     stack: array[int] = field(default_factory=lambda: array("i"))
     failed: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
     complete: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -213,10 +215,15 @@ class _Maker:
         first = steps.event[index - 1] + 1 if index else 0
         backs = [at for at in range(first, last) if events.action[at] in GIVEN_BACK]
         told = {events.stack[at] for at in backs if events.stack[at] != UNKNOWN}
+        wanted = self._reserved[backs[0]] + sum(
+            steps.call_size[at] for at in range(steps.first[index], steps.first[index + 1])
+            if steps.call[at] not in GIVEN_BACK)
         if told & self._emptying:
             return True
         if told and events.stack[last] != UNKNOWN:
-            return events.stack[last] not in told
-        wanted = sum(steps.call_size[at] for at in range(steps.first[index], steps.first[index + 1])
-                     if steps.call[at] not in GIVEN_BACK)
-        return steps.step[index] == script.ALLOC and self._reserved[backs[0]] + wanted <= self._peak
+            emptied = events.stack[last] not in told
+        else:
+            emptied = steps.step[index] == script.ALLOC and wanted <= self._peak
+        if not emptied and steps.step[index] == script.ALLOC and wanted > self._reserved[backs[0]]:
+            self.demand.refused.append(wanted)
+        return emptied
