@@ -49,14 +49,13 @@ def random_size(draw: random.Random) -> int:
     return draw.randrange(8 * MIB, draw.choice((30, 60, 130)) * MIB)
 
 
-def random_plan(seed: int, length: int, changes: bool = True) -> Plan:
-    """A program of ``length`` operations; without ``changes`` its settings stay and nothing empties the cache."""
-    draw = random.Random(seed)
-    program, live, names = Program(), [], 0
+def random_plan(draw: random.Random, length: int) -> Plan:
+    """A program of ``length`` operations, settings and a capacity."""
+    program, names = Program(), 0
+    live: list[int] = []
     streams, pools = draw.randrange(1, 4), draw.choice((1, 1, 3))
-    weights = WEIGHTS if changes else (*WEIGHTS[:4], 0, 0, 0)
     while len(program) < length:
-        op = draw.choices(OPERATIONS, weights)[0]
+        op = draw.choices(OPERATIONS, WEIGHTS)[0]
         if op == ALLOC:
             pool = draw.randrange(pools) if draw.random() < 0.3 else 0
             program.add(ALLOC, names, random_size(draw), draw.randrange(streams), pool)
@@ -79,5 +78,5 @@ def random_plan(seed: int, length: int, changes: bool = True) -> Plan:
         elif op == SET:
             program.add(SET, len(program.settings))
             program.settings.append(random_settings(draw))
-    capacity = draw.choice((None, 1, 64 * MIB, 200 * MIB, 512 * MIB, 2048 * MIB))
+    capacity: int | None = draw.choice((None, 1, 64 * MIB, 200 * MIB, 512 * MIB, 2048 * MIB))
     return Plan(program, random_settings(draw), capacity)
