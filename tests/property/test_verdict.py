@@ -1,4 +1,4 @@
-"""Verdicts against the twin: random programs bring it into a state, the verdict is told from that state, the twin tries."""
+"""Verdicts against the twin: random programs bring it into a state, a verdict is told of it, and then the twin tries."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_waste_is_conserved_and_agrees_with_the_twin(program: list[tuple[object,
 @given(PROGRAMS, SETTINGS, st.integers(24, 160))
 def test_freeing_the_one_block_that_pins_a_segment_returns_what_it_held_back(program: list[tuple[object, ...]],
                                                                              config: Settings, has: int) -> None:
-    """Where a single allocated block pins default-pool memory, freeing it lets the twin return all that it held back."""
+    """Where a single block pins memory of the default pool, freeing it lets the twin return all that it held back."""
     twin = made(program, config, has * MIB).twin
     twin.empty_cache()
     state = twin.snapshot()
