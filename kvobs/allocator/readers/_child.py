@@ -1,0 +1,63 @@
+"""The process that reads a file: limited, without influence on the one that asked, and gone afterwards.
+
+It is told its limits and the file's name; the file is its standard input. On its standard output it writes messages of
+one letter, eight bytes of length, and a body: P, how far it is; R, the recording; E, why there is none.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import struct
+import sys
+
+from kvobs.allocator.readers import _limits
+
+PROGRESS, RESULT, ERROR = b"P", b"R", b"E"
+HEADER = struct.Struct("<cQ")
+_STEP = 0.01
+
+
+def main(arguments: list[str]) -> None:
+    """Read standard input under these limits, and leave without looking back."""
+    memory, cpu, name = int(arguments[0]), int(arguments[1]), arguments[2]
+    output = os.dup(1)
+    os.dup2(2, 1)  # nothing that prints can end up among the messages
+    _limits.apply(memory, cpu)
+    gc.disable()  # millions of objects that live to the end
+    try:
+        kind, body = RESULT, _read(name, output)
+    except MemoryError:
+        kind, body = ERROR, b"memory"
+    except ValueError as error:
+        kind, body = ERROR, str(error).encode("utf-8", "replace")
+    except Exception as error:
+        kind, body = ERROR, f"kvobs could not make sense of it ({type(error).__name__}).".encode()
+    _send(output, kind, body)
+    os._exit(0)
+
+
+def _read(name: str, output: int) -> bytes:
+    from kvobs.allocator.readers import _formats, _wire
+
+    last = -1.0
+
+    def progress(done: float) -> None:
+        nonlocal last
+        if done - last >= _STEP:
+            last = done
+            _send(output, PROGRESS, struct.pack("<d", done))
+
+    data = mmap.mmap(0, 0, access=mmap.ACCESS_READ) if os.fstat(0).st_size else b""
+    return _wire.pack(_formats.parse(data, name, progress, "/proc/self/fd/0"))
+
+
+def _send(output: int, kind: bytes, body: bytes) -> None:
+    rest = memoryview(HEADER.pack(kind, len(body)) + body)
+    while rest:
+        rest = rest[os.write(output, rest):]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,87 @@
+"""Which kind of file this is, by what is in it, and who reads it. Runs in the child that ``read`` starts."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+
+from kvobs.allocator.readers import _json, _pickle, _snapshot
+from kvobs.allocator.readers._limits import MAX_UNPACKED_BYTES, MIB, Refused
+from kvobs.allocator.readers._pickle import Data, Progress
+from kvobs.allocator.recording import Recording
+
+_GZIP = b"\x1f\x8b"
+_SQLITE = b"SQLite format 3\x00"
+_JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_ALLOWED = ("snapshots of torch's allocator (.pickle, .json), PyTorch profiler traces and memory timelines (.json), each "
+            "also as .gz, and Nsight Systems exports (.sqlite)")
+
+
+def parse(data: Data, name: str, progress: Progress = lambda done: None, path: str | None = None) -> Recording:
+    """Read a file of any kind from its bytes; ``path`` is where SQLite can open it.
+
+    Raises:
+        ValueError: it cannot be read; one whole sentence.
+    """
+    if data[:2] == _GZIP:
+        data = unpacked(data)
+        if data[:2] == _GZIP or data[:16] == _SQLITE:
+            raise Refused("It is a .gz that holds another .gz or an SQLite file; unpack it first.")
+    if not len(data):
+        raise Refused(f"It is empty; kvobs reads {_ALLOWED}.")
+    if _PICKLE.match(data):
+        return pickled(data, name, progress)
+    if data[:16] == _SQLITE:
+        from kvobs.allocator.readers import _nsys
+
+        if path is None:
+            raise Refused("It is an SQLite file, which cannot be read from memory.")
+        return _nsys.parse(path, name)
+    return text(data, name, progress)
+
+
+def pickled(data: Data, name: str, progress: Progress = lambda done: None) -> Recording:
+    """Read a snapshot from a pickle."""
+    document = _pickle.load(data, lambda done: progress(done * 0.6))
+    return _snapshot.recording(document, name, lambda done: progress(0.6 + done * 0.4))
+
+
+def text(data: Data, name: str, progress: Progress = lambda done: None) -> Recording:
+    """Read JSON, or a page made of it."""
+    from kvobs.allocator.readers import _profile_json
+
+    whole = bytes(data)
+    if _profile_json.claims(whole):
+        return _profile_json.parse(whole, name)
+    if not _JSON.match(whole):
+        raise Refused(f"It is of a kind that kvobs does not know; kvobs reads {_ALLOWED}.")
+    return _json.parse(whole, name, progress)
+
+
+def unpacked(data: Data) -> bytes:
+    """What a .gz holds, in one or more members.
+
+    Raises:
+        Refused: damaged, cut off, or larger than allowed.
+    """
+    found, rest = bytearray(), bytes(data)
+    while rest[:2] == _GZIP:
+        member = zlib.decompressobj(31)
+        while not member.eof:
+            try:
+                part = member.decompress(rest, 8 * MIB)
+            except zlib.error as error:
+                raise Refused(f"It is a damaged .gz ({str(error)[:80]}).") from None
+            rest = member.unconsumed_tail or member.unused_data
+            found += part
+            if len(found) > MAX_UNPACKED_BYTES:
+                raise Refused(f"It unpacks to more than {MAX_UNPACKED_BYTES // MIB:,} MiB, which are allowed.")
+            if not part and not rest and not member.eof:
+                raise Refused("It is a .gz that is cut off.")
+    return bytes(found)
+
+
+# Each by its name, for those that read every kind: tests and the fuzzer.
+FORMATS: dict[str, Callable[[bytes, str], Recording]] = {"any": parse, "pickle": pickled, "json": text}

@@ -1,0 +1,143 @@
+"""From the document that torch dumps (a dict, or a list of segments) to a recording."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from kvobs.allocator import settings
+from kvobs.allocator.readers import _columns, _notes
+from kvobs.allocator.readers._events import Rows, events
+from kvobs.allocator.readers._frames import Interner, kind
+from kvobs.allocator.readers._limits import MAX_ANNOTATIONS, MAX_CONF, MAX_DEVICES, MAX_EVENTS, Refused, count
+from kvobs.allocator.readers._pools import Pools
+from kvobs.allocator.readers._segments import states
+from kvobs.allocator.recording import Annotation, DeviceRecording, Events, Recording
+
+_TIMES = 1 << 62
+_KEYS = ("segments", "device_traces")
+
+
+def recording(document: Any, name: str, progress: Callable[[float], None] = lambda done: None,
+              rows_of: Rows | None = None) -> Recording:
+    """What ``torch.cuda.memory._snapshot()`` or ``memory_snapshot()`` gave. ``rows_of`` decodes events on demand.
+
+    Raises:
+        Refused: not such a document.
+    """
+    if type(document) is list:
+        document = {"segments": document}
+    if type(document) is not dict or not any(key in document for key in _KEYS):
+        raise Refused("It holds no snapshot of torch's allocator: that is a dict with segments and device_traces, or a "
+                      "list of segments.")
+    rows = _columns.dicts(document.get("segments", []), "segments")
+    traces = _traces(document.get("device_traces", []))
+    decode = rows_of or _event_rows
+    stacks, pools = Interner(), Pools()
+    found = states(rows, stacks, pools)
+    total, done = sum(map(len, traces)) or 1, 0
+    histories: list[Events] = []
+    for trace in traces:
+        histories.append(events(trace, decode, stacks, pools,
+                                lambda part, done=done, trace=trace: progress((done + part * len(trace)) / total)))
+        done += len(trace)
+    marks = _annotations(document.get("external_annotations", []), stacks)
+    configured, notes = _settings(document.get("allocator_settings"))
+    notes += _notes.of_sums(rows)
+    devices = []
+    for device in sorted({*found, *(index for index, history in enumerate(histories) if len(history))}):
+        state, history = found.get(device, ()), histories[device] if device < len(histories) else Events()
+        devices.append(DeviceRecording(device, state, history, tuple(marks.get(device, ()))))
+        notes += _notes.of_state(device, state) + _notes.of_events(device, history, state)
+    if not devices:
+        notes.append("The snapshot is empty: no device has segments or events.")
+    elif not any(len(history) for history in histories):
+        notes.append("The snapshot has no history: torch records it only after torch.cuda.memory._record_memory_history().")
+    return Recording(name, _schema(document, rows, decode([trace[0] for trace in traces if trace][:1])), configured, tuple(devices), pools.all(), stacks.result(),
+                     notes=tuple(notes))
+
+
+def _traces(told: Any) -> list[list[Any]]:
+    if type(told) is not list:
+        raise Refused(f"device_traces is {kind(told)}, and must be a list with one list of events per device.")
+    count(len(told), MAX_DEVICES, "devices")
+    for trace in told:
+        if type(trace) is not list:
+            raise Refused(f"The trace of a device is {kind(trace)}, and must be a list of events.")
+    count(sum(map(len, told)), MAX_EVENTS, "events")
+    return told
+
+
+def _event_rows(chunk: list[Any]) -> list[dict[str, Any]]:
+    return _columns.dicts(chunk, "events")
+
+
+def _annotations(told: Any, stacks: Interner) -> dict[int, list[Annotation]]:
+    rows = _columns.dicts(told, "external_annotations")
+    count(len(rows), MAX_ANNOTATIONS, "annotations")
+    devices = _columns.numbers("q", [row.get("device", 0) for row in rows], 0, MAX_DEVICES, "device of an annotation")
+    times = _columns.column("q", rows, "time_us", -1, _TIMES, "an annotation")
+    found: dict[int, list[Annotation]] = {}
+    for row, device, time in zip(rows, devices, times, strict=True):
+        name, stage = (_columns.text(row.get(key, ""), f"{key} of an annotation") for key in ("name", "stage"))
+        found.setdefault(device, []).append(Annotation(stacks.text(name), stacks.text(stage), time))
+    return found
+
+
+def _settings(told: Any) -> tuple[settings.Settings | None, list[str]]:
+    if told is None:
+        return None, []
+    if type(told) is not dict:
+        raise Refused(f"allocator_settings is {kind(told)}, and must be a dict.")
+    try:
+        return settings.from_snapshot({key: _setting(key, value) for key, value in told.items() if key in _SETTINGS}), []
+    except ValueError as error:
+        return None, [f"The allocator's settings could not be understood: {error}."]
+
+
+def _setting(key: str, value: Any) -> Any:
+    if not _SETTINGS[key](value):
+        raise ValueError(f"{key} has an impossible value")
+    return value
+
+
+_SETTINGS: dict[Any, Callable[[Any], bool]] = {
+    "PYTORCH_CUDA_ALLOC_CONF": lambda value: type(value) is str and len(value) <= MAX_CONF,
+    "PYTORCH_ALLOC_CONF": lambda value: type(value) is str and len(value) <= MAX_CONF,
+    "max_split_size": lambda value: type(value) is int,
+    "garbage_collection_threshold": lambda value: type(value) in (int, float) and 0 <= value <= 1
+    and math.isfinite(value),
+    "expandable_segments": lambda value: type(value) is bool,
+    "roundup_power2_divisions": lambda value: type(value) is dict and all(
+        type(key) is str and type(part) is int and 0 <= part < 1 << 20 for key, part in value.items()),
+}
+
+
+def _schema(document: dict[Any, Any], rows: list[dict[str, Any]], first_events: list[dict[str, Any]]) -> str:
+    """The kind and age of a snapshot, by the newest thing in it."""
+    event = first_events[0] if first_events else {}
+    if "device_traces" not in document and "allocator_settings" not in document:
+        form = "torch list of segments"
+    else:
+        form = "torch snapshot"
+    block = next((row["blocks"][0] for row in rows if row.get("blocks")), {})
+    return f"{form} ({_age(document, rows, block, event)})"
+
+
+def _age(document: dict[Any, Any], rows: list[dict[str, Any]], block: dict[str, Any], event: dict[str, Any]) -> str:
+    if any(key in event for key in ("pool_id", "mempool_id", "segment_pool_id")):
+        return "2026: events name their pool"
+    if "user_metadata" in event:
+        return "late 2025 on: events carry user metadata"
+    if "compile_context" in event:
+        return "2025 on: events carry the compile context"
+    if "external_annotations" in document:
+        return "late 2024 on: with annotations"
+    if "allocator_settings" in document:
+        return "2024 on: with the allocator's settings"
+    if "address" in block or any("is_expandable" in row or "segment_pool_id" in row for row in rows):
+        return "late 2023 on: blocks with addresses"
+    if block or rows:
+        return "2023: blocks without addresses, events without times"
+    return "of unknown age"
