@@ -32,10 +32,7 @@ FORCED = 50
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One holder over time: the bytes it requested and held after each interval. ``grew``: its least value per
-    interval never fell over the second half of the history, and ended higher than that half began. That is how a leak
-    looks, and also a cache that fills.
-    """
+    """One holder over time: the bytes it held after each interval."""
 
     place: Place
     last: array[int]
@@ -43,14 +40,29 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Grown:
+    """A holder that grew: its least bytes per interval never fell over the second half of the history, and it ended
+    (``to_bytes``) with more than that half's first least (``from_bytes``). So looks a leak, and so does a cache that
+    fills.
+    """
+
+    kind: str
+    label: str
+    rule: str
+    from_bytes: int
+    to_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
     """The history of who held what. ``first`` are the events that begin the intervals, and the end (one entry more).
-    ``lines`` are the holders that held most at any time, then those that grew. ``peak`` is what was held when most
-    was allocated, after event ``peak_event``.
+    ``lines`` are the holders that held most at any time, then those that grew most. ``peak`` is what was held when
+    most was allocated, after event ``peak_event``.
     """
 
     first: array[int]
     lines: tuple[Line, ...]
+    grew: tuple[Grown, ...]
     peak_event: int
     peak: Holdings
 
@@ -71,8 +83,8 @@ class Forced:
     stack: int
 
 
-def held(recording: Recording, device: DeviceRecording, replay: Replay, points: int = POINTS,
-         lines: int = LINES) -> Held | None:
+def growth(recording: Recording, replay: Replay, device: DeviceRecording, points: int = POINTS,
+           lines: int = LINES) -> Growth | None:
     """Follow every block of a replayed history; None without one. About 1 us per event."""
     if not replay.events:
         return None
@@ -93,11 +105,13 @@ def held(recording: Recording, device: DeviceRecording, replay: Replay, points: 
         pass_.close(interval)
     intervals = len(first) - 1
     most = sorted(range(len(found.groups)), key=lambda group: (-pass_.most[group], group))
-    growing = dict.fromkeys(group for group in most
-                            if _grew(pass_.lows(group, intervals), pass_.lasts(group, intervals)))
-    chosen = dict.fromkeys([*most[:lines], *list(growing)[:lines]])
-    made = [Line(found.groups[group], pass_.lasts(group, intervals), group in growing) for group in chosen]
-    return Held(first, tuple(made), peak_event, holdings(found, peak, SHOWN))
+    grown = {group: rise for group in most if (rise := pass_.rise(group, intervals)) is not None}
+    growing = sorted(grown, key=lambda group: (grown[group][0] - grown[group][1], group))
+    made = [Line(found.groups[group], pass_.lasts(group, intervals), group in grown)
+            for group in dict.fromkeys([*most[:lines], *growing[:lines]])]
+    places = [(found.groups[group], grown[group]) for group in growing]
+    return Growth(first, tuple(made), tuple(Grown(place.kind, place.label, place.rule, *rise)
+                                            for place, rise in places), peak_event, holdings(found, peak, SHOWN))
 
 
 class _Pass:
@@ -154,13 +168,18 @@ class _Pass:
             self._low[group] = self.total[group]
         self._touched.clear()
 
-    def lows(self, group: int, intervals: int) -> array[int]:
-        """The least value in each interval."""
-        return self._column(group, intervals, 1)
-
     def lasts(self, group: int, intervals: int) -> array[int]:
         """The value at the end of each interval."""
         return self._column(group, intervals, 2)
+
+    def rise(self, group: int, intervals: int) -> tuple[int, int] | None:
+        """From where to where it grew over the second half; None if it fell there, or stayed."""
+        half = intervals // 2
+        if half < 2:
+            return None
+        low = self._column(group, intervals, 1)[half:]
+        fell = any(later < earlier for earlier, later in itertools.pairwise(low))
+        return None if fell or self.total[group] <= low[0] else (low[0], self.total[group])
 
     def _column(self, group: int, intervals: int, which: int) -> array[int]:
         found, value = array("q"), 0
@@ -172,17 +191,10 @@ class _Pass:
         return found
 
 
-def _grew(low: array[int], last: array[int]) -> bool:
-    half = len(low) // 2
-    if half < 2:
-        return False
-    second = low[half:]
-    return last[-1] > second[0] and all(earlier <= later for earlier, later in itertools.pairwise(second))
-
-
-def forced(recording: Recording, device: DeviceRecording, replay: Replay, limit: int = FORCED) -> list[Forced]:
+def forced(recording: Recording, replay: Replay, device: DeviceRecording, limit: int = FORCED) -> list[Forced]:
     """The allocations that went to the device, those that took most from it first, then in order of time."""
-    attribution, events, found = Attribution(recording.stacks), device.events, []
+    attribution, events = Attribution(recording.stacks), device.events
+    found: list[Forced] = []
     for event in replay.forced:
         stack = events.stack[event]
         decision = attribution.decision(stack, events.size[event])
