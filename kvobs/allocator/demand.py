@@ -26,7 +26,8 @@ class Demand:
     ``stack`` has one entry per handle. ``failed`` are the operations that ran out of memory in the recording; each is
     freed directly afterwards, because what the program would have done with the memory is not known. ``refused`` lists
     totals of reserved bytes that the device did not grant at first (it did once memory had been given back).
-    ``complete`` says that the history begins with an empty allocator. ``notes`` are whole sentences.
+    ``history`` says that there are requests of known order, ``complete`` that they begin with an empty allocator.
+    ``notes`` are whole sentences.
     """
 
     program: Program = field(default_factory=Program)
@@ -34,6 +35,7 @@ class Demand:
     stack: array[int] = field(default_factory=lambda: array("i"))
     failed: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
+    history: bool = False
     complete: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -103,7 +105,8 @@ class _Maker:
 
     def begin(self, state: State) -> None:
         """What was there before the first event."""
-        self.demand.complete = not state and len(self._events) > 0
+        self.demand.history = recording.ALLOC in self._events.action or recording.OOM in self._events.action
+        self.demand.complete = not state and self.demand.history
         waiting = []
         for segment in state:
             for block in segment.blocks:
@@ -142,7 +145,7 @@ class _Maker:
         """The demand, with what has to be said about it."""
         self._flush()
         demand = self.demand
-        if not len(self._events):
+        if not demand.history:
             demand.notes.append("The file has no history: the blocks of its last state are taken as one sequence of "
                                 "requests in order of address, and what was freed before is not known.")
         elif not demand.complete:

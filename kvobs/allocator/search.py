@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from kvobs.allocator.chains import IsKV
 from kvobs.allocator.demand import Demand
+from kvobs.allocator.growth import Growth
+from kvobs.allocator.recording import Recording
+from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import INTERVALS, MIB, NO_DIVISIONS, Settings
-from kvobs.allocator.whatif import Case, Figures, figures
+from kvobs.allocator.whatif import AS_RECORDED, Case, Comparison, Figures, asked, changed, compare, figures
 
 SPLITS_MIB = (32, 64, 128, 256, 512)
 DIVISIONS = (2, 4, 8, 16)  # 1 is the same as none
@@ -58,6 +62,21 @@ def search(case: Case, demand: Demand, growth: str, engine: str = "auto",
     best = ranking[0]
     return Found(ranking, before, best, _sentence(before, best),
                  "" if best is before else f"PYTORCH_ALLOC_CONF={best.figures.settings}")
+
+
+def compare_best(case: Case, recording: Recording, changes: Mapping[str, str], growth: Growth | None = None, *,
+                 replay: Replay | None = None, engine: str = "auto", is_kv: IsKV | None = None,
+                 progress: Callable[[int, int], None] | None = None) -> tuple[Comparison, Found]:
+    """Compare what was recorded with the best settings; the search starts from the changes that are given.
+
+    Raises:
+        ValueError: a change that is not possible, or a KV cache that cannot be made to grow otherwise.
+    """
+    demand, _ = asked(case, recording, growth, is_kv)
+    found = search(replace(case, settings=changed(case.settings, changes)), demand,
+                   AS_RECORDED if growth is None else str(growth), engine, progress)
+    return compare(case, recording, changes, growth, settings=found.best.settings, replay=replay, engine=engine,
+                   is_kv=is_kv), found
 
 
 def candidates(base: Settings, limited: bool) -> Iterator[Settings]:

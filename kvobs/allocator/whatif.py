@@ -25,6 +25,7 @@ from kvobs.allocator.verdict import Request, judge
 
 MOST_JUDGED = 8  # failed requests whose verdict is worked out: each costs a run up to it
 SUCCEEDS, NOT_ASKED, FAILS = "succeeds", "not asked", "OOM"
+AS_RECORDED = "as recorded"
 CANNOT_KNOW = (
     "The program is taken to ask for the same memory in the same order; one that fails, waits or measures free memory "
     "would do something else.",
@@ -54,9 +55,10 @@ class Figures:
 
     ``settings``: a value of PYTORCH_ALLOC_CONF, empty for the defaults. ``utilisation_at_peaks``: peak allocated over
     peak reserved. ``utilisation_over_time``: allocated over reserved, both summed over time (over operations where the
-    recording has no times). ``device_allocs`` and ``device_frees`` are calls; ``mapped_bytes`` and ``unmapped_bytes``
-    are what they moved with expandable segments (at least: a request that makes room first counts by its net effect).
-    ``call_time``: their time, *estimated* unless the recording measured such calls.
+    recording has no times; None where it has no history). ``device_allocs`` and ``device_frees`` are calls;
+    ``mapped_bytes`` and ``unmapped_bytes`` are what they moved with expandable segments (at least: a request that
+    makes room first counts by its net effect). ``call_time``: their time, *estimated* unless the recording measured
+    such calls.
     """
 
     settings: str
@@ -168,18 +170,30 @@ def what_if(recording: Recording, device: DeviceRecording, changes: Mapping[str,
 
 
 def compare(case: Case, recording: Recording, changes: Mapping[str, str], growth: Growth | None = None, *,
-            replay: Replay | None = None, engine: str = "auto", is_kv: IsKV | None = None) -> Comparison:
-    """As ``what_if``, for a case that is at hand."""
-    settings, demand, kv = changed(case.settings, changes), case.demand, None
-    if growth is not None:
-        demand, kv = regrow(demand, growth, recording.stacks, is_kv or (lambda frames: kind_of(frames) == "kv"))
-    before = figures(case, case.demand, case.settings, "as recorded", engine)
-    after = before if (settings, demand) == (case.settings, case.demand) else figures(
-        case, demand, settings, "as recorded" if growth is None else str(growth), engine)
+            settings: Settings | None = None, replay: Replay | None = None, engine: str = "auto",
+            is_kv: IsKV | None = None) -> Comparison:
+    """As ``what_if``, for a case that is at hand; ``settings`` are those to compare with if not those changed."""
+    settings = settings or changed(case.settings, changes)
+    demand, kv = asked(case, recording, growth, is_kv)
+    before = figures(case, case.demand, case.settings, AS_RECORDED, engine)
+    after = before if settings == case.settings and kv is None else figures(
+        case, demand, settings, AS_RECORDED if growth is None else str(growth), engine)
     return Comparison(
         case.device.device, case.capacity.bytes, case.capacity.reason, before, after,
         _recorded(case.device, before, replay), _changes(before, after, demand), kv, CANNOT_KNOW,
         (*case.notes, *_notes(case, settings, changes, growth, kv)))
+
+
+def asked(case: Case, recording: Recording, growth: Growth | None,
+          is_kv: IsKV | None = None) -> tuple[Demand, Regrown | None]:
+    """The demand, with the KV cache growing in another way if one is given.
+
+    Raises:
+        NotDerivable: no KV cache of the recording grows.
+    """
+    if growth is None:
+        return case.demand, None
+    return regrow(case.demand, growth, recording.stacks, is_kv or (lambda frames: kind_of(frames) == "kv"))
 
 
 def figures(case: Case, demand: Demand, settings: Settings, growth: str, engine: str) -> Figures:
@@ -192,7 +206,7 @@ def figures(case: Case, demand: Demand, settings: Settings, growth: str, engine:
         settings=settings.conf(), growth=growth,
         peak_reserved_bytes=stats.peak_reserved, peak_allocated_bytes=stats.peak_allocated,
         utilisation_at_peaks=stats.peak_allocated / stats.peak_reserved if stats.peak_reserved else None,
-        utilisation_over_time=_over_time(outcome, _weights(demand, case.device.events)),
+        utilisation_over_time=_over_time(outcome, _weights(demand, case.device.events)) if demand.history else None,
         device_allocs=stats.device_allocs, device_frees=stats.device_frees,
         mapped_bytes=mapped, unmapped_bytes=unmapped,
         call_time=estimates(case.calls, allocs, frees, mapped // PAGE, unmapped // PAGE),

@@ -1,0 +1,220 @@
+"""``kvobs whatif``: the memory demand of a recording under other settings, before and after."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvobs.cli._errors import Refused
+from kvobs.cli._output import print_table
+
+if TYPE_CHECKING:
+    from kvobs.allocator.growth import Growth
+    from kvobs.allocator.recording import DeviceRecording, Recording
+    from kvobs.allocator.search import Candidate, Found
+    from kvobs.allocator.whatif import Comparison, Figures
+
+MOST_ROWS = 64  # requests listed one by one
+MOST_RANKED = 10
+Progress = Callable[[int, int], None]
+
+
+def whatif(file: Annotated[Path, typer.Argument(help="A snapshot of torch's allocator, or another recording.")],
+           options: Annotated[list[str] | None, typer.Option(
+               "--set", metavar="OPTION=VALUE", help="An option of PYTORCH_ALLOC_CONF; may be repeated.")] = None,
+           capacity: Annotated[str | None, typer.Option(
+               help="What the device can give, such as 24GiB.", show_default="as the file tells")] = None,
+           kv_growth: Annotated[str | None, typer.Option(
+               help="How the KV cache grows: cat, static, chunked:N or paged:N (tokens).",
+               show_default="as recorded")] = None,
+           search: Annotated[bool, typer.Option("--search", help="Find the best settings.")] = False,
+           device: Annotated[int | None, typer.Option(help="Only this device.", min=0, show_default="all")] = None,
+           as_json: Annotated[bool, typer.Option("--json", help="As a JSON document.")] = False) -> None:
+    """Show what a recorded demand would need under other settings (modelled): kvobs whatif FILE --set OPTION=VALUE."""
+    changes = _changes(options or [])
+    growth = _growth(kv_growth)
+    limit = _capacity(capacity)
+    recording = _read(file)
+    rows = [_compared(recording, one, changes, limit, growth, search) for one in _devices(recording, device)]
+    if as_json:
+        print(json.dumps({"file": recording.file, "schema": recording.schema,
+                          "devices": [_row(comparison, found) for comparison, found in rows]}, indent=2))
+        return
+    for comparison, found in rows:
+        _show(comparison, found)
+
+
+def _changes(options: list[str]) -> dict[str, str]:
+    from kvobs.allocator.settings import Settings
+    from kvobs.allocator.whatif import changed
+
+    changes = {}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator or not key.strip() or not value.strip():
+            raise Refused(f"'{option}' is not of the form OPTION=VALUE, such as expandable_segments=true.")
+        changes[key.strip()] = value.strip()
+    try:
+        changed(Settings(), changes)
+    except ValueError as error:
+        raise Refused(f"{error}.") from None
+    return changes
+
+
+def _growth(text: str | None) -> Growth | None:
+    from kvobs.allocator.growth import parse
+
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise Refused(f"{error}.") from None
+
+
+def _capacity(text: str | None) -> int | None:
+    from kvobs.config import parse_size
+
+    if text is None:
+        return None
+    try:
+        found = parse_size(text)
+    except ValueError:
+        found = 0
+    if not 0 < found < 1 << 50:
+        raise Refused(f"'{text}' is no capacity of a device; write 24GiB, 512MiB or a number of bytes.")
+    return found
+
+
+def _read(file: Path) -> Recording:
+    from kvobs.allocator.readers import Unreadable, read
+
+    try:
+        with _progress(f"reading {file.name}") as progress:
+            return read(file, progress=lambda share: progress(int(share * 100), 100))
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+
+
+def _devices(recording: Recording, wanted: int | None) -> list[DeviceRecording]:
+    found = [one for one in recording.devices if wanted in (None, one.device)]
+    if not recording.devices:
+        raise Refused(f"{recording.file} ({recording.schema}) tells no allocations of a device, so that nothing can be "
+                      "asked again.")
+    if not found:
+        there = ", ".join(str(one.device) for one in recording.devices)
+        raise Refused(f"{recording.file} has no device {wanted}; it has {there}.")
+    if wanted is not None:
+        return found
+    return [one for one in found if one.state or len(one.events)] or found[:1]
+
+
+def _compared(recording: Recording, device: DeviceRecording, changes: dict[str, str], capacity: int | None,
+              growth: Growth | None, search: bool) -> tuple[Comparison, Found | None]:
+    from kvobs.allocator.replay import replay
+    from kvobs.allocator.search import compare_best
+    from kvobs.allocator.whatif import case_of, compare
+
+    try:
+        case = case_of(recording, device, capacity)
+        followed = replay(device, case.settings)
+        if not search:
+            return compare(case, recording, changes, growth, replay=followed), None
+        with _progress("trying settings") as progress:
+            return compare_best(case, recording, changes, growth, replay=followed, progress=progress)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Progress]:
+    """A bar on a terminal's stderr, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(escape(what), total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _row(comparison: Comparison, found: Found | None) -> dict[str, Any]:
+    row = asdict(comparison)
+    for run in (row["before"], row["after"]):
+        run["failures"] = run["failures"][:MOST_ROWS]
+    row["verdicts_changed"] = row["verdicts_changed"][:MOST_ROWS]
+    changed = len(comparison.verdicts_changed)
+    ordered = {"device": row.pop("device"), "modelled": True} | row | {"verdicts_changed_count": changed}
+    if found is not None:
+        ordered["search"] = {"modelled": True, "line": found.line, "sentence": found.sentence, "tried": len(
+            found.ranking), "ranking": [_ranked(one) for one in found.ranking[:MOST_RANKED]]}
+    return ordered
+
+
+def _ranked(one: Candidate) -> dict[str, Any]:
+    figures = one.figures
+    return {"settings": figures.settings, "ooms": figures.ooms, "peak_reserved_bytes": figures.peak_reserved_bytes,
+            "call_time": [asdict(estimate) for estimate in figures.call_time]}
+
+
+def _show(comparison: Comparison, found: Found | None) -> None:
+    before, after, recorded = comparison.before, comparison.after, comparison.recorded
+    print(f"Device {comparison.device}. {comparison.capacity_reason}")
+    print_table(("", "recorded", "before (modelled)", "after (modelled)"), [
+        ("settings", "", before.settings or "defaults", after.settings or "defaults"),
+        ("KV growth", "", before.growth, after.growth),
+        ("capacity", "", _bytes(comparison.capacity_bytes), _bytes(comparison.capacity_bytes)),
+        ("peak reserved", _bytes(recorded.peak_reserved_bytes), _bytes(before.peak_reserved_bytes),
+         _bytes(after.peak_reserved_bytes)),
+        ("peak allocated", _bytes(recorded.peak_allocated_bytes), _bytes(before.peak_allocated_bytes),
+         _bytes(after.peak_allocated_bytes)),
+        ("utilisation at the peaks", "", _share(before.utilisation_at_peaks), _share(after.utilisation_at_peaks)),
+        ("utilisation over time", "", _share(before.utilisation_over_time), _share(after.utilisation_over_time)),
+        ("device allocations", str(recorded.device_allocs), str(before.device_allocs), str(after.device_allocs)),
+        ("device frees", str(recorded.device_frees), str(before.device_frees), str(after.device_frees)),
+        ("time in them (estimated)", "", _time(before), _time(after)),
+        ("retries", "", str(before.retries), str(after.retries)),
+        ("OOMs", str(recorded.ooms), str(before.ooms), str(after.ooms))])
+    if comparison.verdicts_changed:
+        print("Requests that end otherwise (modelled):")
+        print_table(("event", "bytes", "before", "after"), [
+            (str(one.event) if one.event >= 0 else "the start", f"{one.requested_bytes:,}", one.before, one.after)
+            for one in comparison.verdicts_changed[:MOST_ROWS]])
+    if comparison.kv is not None:
+        kv = comparison.kv
+        print(f"KV cache: {kv.chains} tensors; copied while growing {_bytes(kv.copied_bytes_before)} before, "
+              f"{_bytes(kv.copied_bytes_after)} after; {_bytes(kv.tail_bytes)} at their ends hold no token.")
+    if found is not None:
+        print(found.sentence)
+        if found.line:
+            print(found.line)
+    print(f"The model's peak under the recorded settings differs from the recorded one by "
+          f"{recorded.difference_bytes / (1 << 20):+,.1f} MiB.")
+    for sentence in (*comparison.notes, "What the model cannot know:", *comparison.unknown):
+        print(sentence)
+
+
+def _bytes(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / (1 << 20):,.1f} MiB"
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
+
+
+def _time(run: Figures) -> str:
+    known = [estimate.ns for estimate in run.call_time if estimate.ns is not None]
+    if not known:
+        return "unknown"
+    low, high = min(known) / 1e6, max(known) / 1e6
+    words = f"{low:,.1f} ms" if low == high else f"{low:,.1f} to {high:,.1f} ms"
+    missing = sorted({name for estimate in run.call_time for name in estimate.missing})
+    return words + (f" without {' and '.join(missing)}" if missing else "")
