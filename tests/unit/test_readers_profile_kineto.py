@@ -191,6 +191,7 @@ def test_a_trace_cut_off_gives_what_came_before() -> None:
     (b'{"traceEvents": [1, null, "[memory]"]}', "neither"),
     (b'{"traceEvents": [{"name": "aten::add"', "not valid JSON .* neither"),
     (b'{"traceEvents": [], "baseTimeNanoseconds": 99999999999999999999}', "no time"),
+    (b'{"baseTimeNanoseconds": 9999999999999999999, "traceEvents": [{"ts": 1, "name": "cudaFree", "dur": 1', "no time"),
     (b'{"traceEvents": ' + b"[" * 5000, "not valid JSON"),
 ])
 def test_what_is_wrong_is_said_in_a_sentence(text: bytes, says: str) -> None:

@@ -157,12 +157,21 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("no database at all, but long enough to be looked at " * 40)
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database, database:
         database.execute("CREATE TABLE t (a)")
-    data = whole.read_bytes().replace(b"CREATE TABLE StringIds", b"CREATE TABLE \x1b[31m\"(")
-    (tmp_path / "schema.sqlite").write_bytes(data)
-    for name in ("cut", "text", "other", "schema"):
+    for name, statement in (("escape", b"CREATE TABLE \x1b[31m\"("), ("latin", b"CREATE TABLE \xe9\xff\x8d(((")):
+        data = whole.read_bytes().replace(b"CREATE TABLE StringIds", statement.ljust(22))
+        (tmp_path / f"{name}.sqlite").write_bytes(data)
+    for name in ("cut", "text", "other", "escape", "latin"):
         with pytest.raises(ValueError, match=r"This SQLite file .*\.$") as refused:
             _nsys.parse(str(tmp_path / f"{name}.sqlite"), name)
         assert str(refused.value).isprintable()
+    with pytest.raises(ValueError, match="no SQLite file"):
+        _nsys.parse(b"", "empty")
+
+
+def test_bytes_read_like_the_file(tmp_path: Path) -> None:
+    """An export that is given as bytes reads like the one that lies at a path."""
+    path = write_nsys(tmp_path / "e.sqlite", [(10, 30, "cudaMalloc_v3020", 1)], [EVENT], 10 ** 18)
+    assert _nsys.parse(path.read_bytes(), "e.sqlite") == _nsys.parse(str(path), "e.sqlite")
 
 
 def test_the_schema_of_the_tests_is_the_export_s() -> None:

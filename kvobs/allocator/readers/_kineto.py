@@ -54,6 +54,8 @@ def parse(data: bytes, name: str) -> Recording:
         Refused: with one sentence; the file is no trace, is cut off, or holds nothing about memory.
     """
     base, events, notes = _events(data)
+    if not 0 <= base <= _LATEST:
+        raise Refused("The baseTimeNanoseconds of this trace is no time.")
     memory: list[MemoryEvent] = []
     ooms: list[OomEvent] = []
     calls: list[tuple[int, int, str, int | str]] = []
@@ -95,8 +97,6 @@ def _events(data: bytes) -> tuple[int, Iterator[bytes | memoryview | msgspec.Raw
         raise Refused("This JSON file is no trace: it has no list of traceEvents.") from None
     except (msgspec.DecodeError, RecursionError) as error:
         return _one_by_one(data, str(error))
-    if not 0 <= trace.base <= _LATEST:
-        raise Refused("The baseTimeNanoseconds of this trace is no time.")
     count(len(trace.events), MAX_EVENTS, "events of a trace")
     return trace.base, (event for event in trace.events if _NAMED.search(event)), []
 

@@ -31,9 +31,14 @@ def parse(source: str | bytes, name: str) -> Recording:
     Raises:
         Refused: with one sentence; the file is no such export, is damaged, or holds nothing about memory.
     """
+    if isinstance(source, bytes) and not source.startswith(MAGIC):
+        raise Refused("This is no SQLite file.")
     try:
         with opened(source) as database:
             return _recording(database, name)
+    except UnicodeDecodeError:
+        # Python's sqlite3 raises it instead of an error whose text quotes such a schema.
+        raise Refused("This SQLite file cannot be read (its schema is not text).") from None
     except sqlite3.Error as error:
         raise Refused(f"This SQLite file cannot be read ({printable(str(error))}).") from None
 

@@ -26,7 +26,7 @@ _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ})
 
 
 class Database:
-    """The tables of one file. Every error of SQLite is a ``sqlite3.Error``."""
+    """The tables of one file."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -62,6 +62,7 @@ def opened(source: str | bytes) -> Iterator[Database]:
 
     Raises:
         sqlite3.Error: it is no database, or a damaged one; also later, while rows are read.
+        UnicodeDecodeError: it is damaged, and SQLite's words about it quote what is no text.
     """
     place = f"file:{quote(source)}?mode=ro&immutable=1" if isinstance(source, str) else ":memory:"
     connection = sqlite3.connect(place, uri=True, isolation_level=None)
