@@ -1,4 +1,4 @@
-"""Verdicts against the twin: random programs bring it into a state, a verdict is told of it, and then the twin tries."""
+"""Verdicts against the twin: random programs bring it into a state, a verdict is told of it, then the twin tries."""
 
 from __future__ import annotations
 
