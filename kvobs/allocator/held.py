@@ -32,7 +32,10 @@ FORCED = 50
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One holder over time: the bytes it held after each interval."""
+    """One holder over time: the bytes it held after each interval. ``grew``: its least value per interval never fell
+    over the second half of the history, and it ended with more than that half's first. So looks a leak, and so does a
+    cache that fills.
+    """
 
     place: Place
     last: array[int]
@@ -40,21 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """A holder that grew: its least bytes per interval never fell over the second half of the history, and it ended
-    (``to_bytes``) with more than that half's first least (``from_bytes``). So looks a leak, and so does a cache that
-    fills.
-    """
-
-    kind: str
-    label: str
-    rule: str
-    from_bytes: int
-    to_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Held:
     """The history of who held what. ``first`` are the events that begin the intervals, and the end (one entry more).
     ``lines`` are the holders that held most at any time, then those that grew most. ``peak`` is what was held when
     most was allocated, after event ``peak_event``.
@@ -62,7 +51,6 @@ class Growth:
 
     first: array[int]
     lines: tuple[Line, ...]
-    grew: tuple[Grown, ...]
     peak_event: int
     peak: Holdings
 
@@ -83,8 +71,8 @@ class Forced:
     stack: int
 
 
-def growth(recording: Recording, replay: Replay, device: DeviceRecording, points: int = POINTS,
-           lines: int = LINES) -> Growth | None:
+def held(recording: Recording, device: DeviceRecording, replay: Replay, points: int = POINTS,
+         lines: int = LINES) -> Held | None:
     """Follow every block of a replayed history; None without one. About 1 us per event."""
     if not replay.events:
         return None
@@ -109,9 +97,7 @@ def growth(recording: Recording, replay: Replay, device: DeviceRecording, points
     growing = sorted(grown, key=lambda group: (grown[group][0] - grown[group][1], group))
     made = [Line(found.groups[group], pass_.lasts(group, intervals), group in grown)
             for group in dict.fromkeys([*most[:lines], *growing[:lines]])]
-    places = [(found.groups[group], grown[group]) for group in growing]
-    return Growth(first, tuple(made), tuple(Grown(place.kind, place.label, place.rule, *rise)
-                                            for place, rise in places), peak_event, holdings(found, peak, SHOWN))
+    return Held(first, tuple(made), peak_event, holdings(found, peak, SHOWN))
 
 
 class _Pass:
@@ -191,7 +177,7 @@ class _Pass:
         return found
 
 
-def forced(recording: Recording, replay: Replay, device: DeviceRecording, limit: int = FORCED) -> list[Forced]:
+def forced(recording: Recording, device: DeviceRecording, replay: Replay, limit: int = FORCED) -> list[Forced]:
     """The allocations that went to the device, those that took most from it first, then in order of time."""
     attribution, events = Attribution(recording.stacks), device.events
     found: list[Forced] = []

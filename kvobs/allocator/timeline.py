@@ -55,11 +55,12 @@ def timeline(device: DeviceRecording, replay: Replay, points: int = POINTS) -> T
     times = device.events.time_us
     return Timeline(
         first, array("q", [times[end - 1] for end in first[1:]]),
-        {name: _line(column, first) for name, column in zip(NAMES, columns, strict=True)},
+        {name: interval_line(column, first) for name, column in zip(NAMES, columns, strict=True)},
         tuple((index, device.events.size[index]) for index in _indexes(device.events.action, OOM)))
 
 
-def _line(column: array[int], first: array[int]) -> Line:
+def interval_line(column: array[int], first: array[int]) -> Line:
+    """One column by intervals; ``first`` are their beginnings and the end."""
     parts = [column[start:end] for start, end in itertools.pairwise(first)]
     return Line(array("q", map(min, parts)), array("q", map(max, parts)), array("q", [part[-1] for part in parts]))
 
