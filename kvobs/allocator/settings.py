@@ -89,8 +89,8 @@ class Settings:
             if self.roundup_power2_divisions[0]:
                 words.append(f"roundup_power2_divisions:{self.roundup_power2_divisions[0]}")
         else:
-            pairs = ",".join(f"{1 << index}:{value}" for index, value in enumerate(self.roundup_power2_divisions)
-                             if value or not index)
+            pairs = ",".join(f"{1 << index}:{max(value, 1)}"  # 0 and 1 round alike; PyTorch reads only the latter
+                             for index, value in enumerate(self.roundup_power2_divisions))
             words.append(f"roundup_power2_divisions:[{pairs}]")
         if self.garbage_collection_threshold:
             words.append(f"garbage_collection_threshold:{self.garbage_collection_threshold:g}")

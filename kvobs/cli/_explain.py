@@ -1,0 +1,175 @@
+"""``kvobs explain``: what failed in a memory snapshot, why, who held what."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvobs.cli._errors import Refused
+from kvobs.cli._output import print_table
+from kvobs.cli._sizes import parse_size, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvobs.allocator.recording import Recording
+
+ENGINES = ("auto", "C++", "Python")
+
+
+def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torch (.pickle, .json, .gz), a memory "
+                                                      "timeline, a Kineto trace or an Nsight Systems export (.sqlite).",
+                                                 show_default=False)],
+            as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+            html: Annotated[Path | None, typer.Option(help="Write a page with pictures (one file) here.",
+                                                      show_default=False)] = None,
+            request: Annotated[str | None, typer.Option(help="Judge a request of this size too, for instance 512MiB.",
+                                                        show_default=False)] = None,
+            stream: Annotated[int, typer.Option(help="The stream of that request.")] = 0,
+            device_free: Annotated[str | None, typer.Option(help="What the device has left then, for instance 2GiB.",
+                                                            show_default="unknown")] = None,
+            engine: Annotated[str, typer.Option(help="auto, C++ or Python.")] = "auto") -> None:
+    """Explain a memory snapshot: what failed and why, who held what, how far the replay agrees."""
+    from kvobs.allocator.explain import Hypothetical
+    from kvobs.allocator.explain import explain as explain_recording
+    from kvobs.allocator.verdict import Request
+
+    if engine not in ENGINES:
+        raise Refused(f"'{engine}' is no engine; allowed are {', '.join(ENGINES)}.")
+    if request is None and (stream or device_free is not None):
+        raise Refused("The options --stream and --device-free belong to --request.")
+    asked = [] if request is None else [Hypothetical(
+        Request(parse_size(request, "--request", 1), stream),
+        None if device_free is None else parse_size(device_free, "--device-free", 0))]
+    with progress() as tell:
+        recording = read(file, tell)
+        try:
+            explained = explain_recording(recording, asked, engine, tell)
+        except ValueError as error:
+            raise Refused(f"{error}.") from None
+        if html is not None:
+            from kvobs.allocator.report import write_html
+
+            tell("Drawing")
+            try:
+                write_html(recording, explained.replays, explained.document, html)
+            except OSError as error:
+                raise Refused(f"The page cannot be written to {html} "
+                              f"({(error.strerror or str(error)).lower()}).") from None
+    if as_json:
+        print(json.dumps(explained.document, indent=2))
+    else:
+        _tell(explained.document)
+        if html is not None:
+            print(f"\nThe page is {html}.")
+
+
+def read(file: Path, tell: Callable[[str], None]) -> Recording:
+    """The recording in a file.
+
+    Raises:
+        Refused: it cannot be read.
+    """
+    from kvobs.allocator.readers import Unreadable
+    from kvobs.allocator.readers import read as read_recording
+
+    tell(f"Reading {file.name}")
+    try:
+        return read_recording(file)
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Says what is being done while it lasts, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(Text(text))
+
+
+def _tell(document: dict[str, Any]) -> None:
+    print(f"{document['file']}: {document['schema']}")
+    print(f"Settings: {_settings(document['settings'])}")
+    for note in document["notes"]:
+        print(f"Note: {note}")
+    for device in document["devices"]:
+        print()
+        _device(device)
+    if document["device_calls"]:
+        print("\nCalls for device memory")
+        print_table(("call", "calls", "median us", "p95 us", "longest us", "first us"), [
+            (call["name"], f"{call['count']:,}", *(f"{call[name] / 1000:,.1f}"
+                                                   for name in ("median_ns", "p95_ns", "max_ns", "first_ns")))
+            for call in document["device_calls"]])
+    for usage in document["usage"]:
+        peaks = [f"{name} {size_text(usage[key])}" for name, key in (
+            ("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")) if (usage[key] or -1) >= 0]
+        print(f"\nUsage of {usage['device']}: {usage['samples']:,} samples, peak {', '.join(peaks) or 'not told'}")
+        for name, value in sorted(usage["peak_by_category_bytes"].items(), key=lambda pair: -pair[1]):
+            print(f"  {name}: peak {size_text(value)}")
+
+
+def _settings(conf: str | None) -> str:
+    return "not told by the file; the defaults are assumed" if conf is None else conf or "the defaults"
+
+
+def _device(device: dict[str, Any]) -> None:
+    print(f"Device {device['device']}: {size_text(device['reserved_bytes'])} reserved in {device['segments']:,} "
+          f"segments, {size_text(device['allocated_bytes'])} allocated, {size_text(device['free_bytes'])} free "
+          f"(largest block {size_text(device['largest_free_bytes'])}), "
+          f"{size_text(device['pending_free_bytes'])} pending")
+    print(f"  {replay_text(device['replay'])}")
+    for oom in device["ooms"]:
+        print(f"  Out of memory at event {oom['event']:,}: {size_text(oom['requested_bytes'])} requested, the device "
+              f"had {size_text(oom['device_free_bytes'])}: {oom['verdict'] or 'no verdict'}. {oom['sentence']} "
+              f"{oom['note']}".rstrip())
+    for asked in device["requests"]:
+        print(f"  A request of {size_text(asked['requested_bytes'])} now: {asked['verdict']}. {asked['sentence']}")
+    reserved = device["reserved_bytes"] or 1
+    print("\nWhere the reserved bytes are")
+    print_table(("part", "bytes", "share"), [
+        (name.removesuffix("_bytes").replace("_", " "), f"{value:,}", f"{value / reserved:.1%}")
+        for name, value in device["waste"].items()])
+    if device["holders"]:
+        print("\nWho holds them (kinds are estimated from stack frames)")
+        print_table(("kind", "bytes", "blocks", "share", "where"), [
+            (one["kind"], f"{one['bytes']:,}", f"{one['blocks']:,}", f"{one['share']:.1%}", one["label"])
+            for one in device["holders"][:10]])
+    if device["pins"]:
+        print("\nWhat keeps free memory from being returned")
+        print_table(("segment", "held back", "by", "where"), [
+            (f"{pin['address']:#x}", size_text(pin["held_back_bytes"]),
+             f"{pin['blocks']} block{'s' * (pin['blocks'] != 1)}, one of {size_text(pin['block_bytes'])}",
+             pin["frames"][0] if pin["frames"] else "no stack") for pin in device["pins"][:5]])
+    print("\nPublished definitions of fragmentation; none of them decides")
+    print_table(("definition", "value", "formula"), [
+        (f"{about['name']} ({about['owner']})", _value(device["definitions"][about["name"]], about), about["formula"])
+        for about in device["about_definitions"]])
+
+
+def replay_text(replay: dict[str, Any]) -> str:
+    """How far the replay agrees, in one line."""
+    if not replay["usable"]:
+        return f"Not replayed: {replay['reason']}."
+    parts = [f"{replay[key]['matched']:,}/{replay[key]['checked']:,} {name}" for key, name in (
+        ("addresses", "addresses"), ("device_allocs", "device allocations"), ("device_frees", "device frees"))]
+    return (f"Replayed {replay['events']:,} events ({replay['engine']}): {', '.join(parts)} reproduced"
+            + (f"; {replay['reason']}." if replay["reason"] else "."))
+
+
+def _value(value: float | None, about: dict[str, Any]) -> str:
+    if value is None:
+        return f"none: {about['reason']}"
+    return f"{value:,.0f} B" if about["unit"] == "By" else f"{value:.4f}"
