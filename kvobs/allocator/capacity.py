@@ -17,15 +17,13 @@ class Capacity:
     reason: str
 
 
-def capacity_of(device: DeviceRecording, demand: Demand, settings: Settings, told: int | None = None) -> Capacity:
+def capacity_of(device: DeviceRecording, demand: Demand, settings: Settings) -> Capacity:
     """What the allocator could reserve on this device in all.
 
-    As the user told; else what was reserved at a recorded OOM and what the device had left then (but less than the
-    request, which failed); else, where memory had to be given back before the device could serve a request, less than
-    that would have taken. Never less than what was reserved at the peak.
+    What was reserved at a recorded OOM and what the device had left then (but less than the request, which failed);
+    else, where memory had to be given back before the device could serve a request, less than that would have taken.
+    Never less than what was reserved at the peak.
     """
-    if told is not None:
-        return Capacity(told, "The capacity is the one that was asked for.")
     events = device.events
     reserved = reserved_before(events, reserved_bytes(device))
     found = [reserved[index] + min(events.address[index], _wanted(settings, events.size[index]) - 1)

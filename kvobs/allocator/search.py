@@ -34,8 +34,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``ranking``: best first; of equals the one with fewer changes. ``best`` is the settings in force unless others
-    are better. ``sentence`` says what they gain, or that nothing does. ``line`` is to be put into the environment; it
+    """``ranking``: best first; of equals the one with fewer changes. ``best`` is that which the search began with
+    unless others are better. ``sentence`` says what they gain, or that nothing does. ``line`` is to be put into the environment; it
     is empty where nothing should be changed.
     """
 
@@ -49,12 +49,12 @@ class Found:
 def search(case: Case, demand: Demand, growth: str, engine: str = "auto",
            progress: Callable[[int, int], None] | None = None) -> Found:
     """Run a demand under every candidate. ``progress`` is told how many are done and how many there are."""
-    settings = list(candidates(case.settings, case.capacity.bytes is not None))
+    settings = list(candidates(case.settings, case.limit is not None))
     tried = []
     for index, one in enumerate(settings):
         if progress is not None:
             progress(index, len(settings))
-        tried.append(Candidate(one, figures(case, demand, one, growth, engine)))
+        tried.append(Candidate(one, figures(case, demand, one, case.limit, growth, engine)))
     if progress is not None:
         progress(len(settings), len(settings))
     before = tried[0]
@@ -106,7 +106,7 @@ def _changes(base: Settings, other: Settings) -> int:
 
 def _sentence(before: Candidate, best: Candidate) -> str:
     if best is before:
-        return "None of the settings that were tried is better than those in force (modelled)."
+        return "None of the settings that were tried is better than those the search began with (modelled)."
     words = []
     ooms = before.rank[0] - best.rank[0]
     saved = before.rank[1] - best.rank[1]

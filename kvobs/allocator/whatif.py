@@ -53,7 +53,8 @@ class Failure:
 class Figures:
     """What one run of the model gave.
 
-    ``settings``: a value of PYTORCH_ALLOC_CONF, empty for the defaults. ``utilisation_at_peaks``: peak allocated over
+    ``settings``: a value of PYTORCH_ALLOC_CONF, empty for the defaults. ``capacity_bytes``: what the device can give,
+    None without limit. ``utilisation_at_peaks``: peak allocated over
     peak reserved. ``utilisation_over_time``: allocated over reserved, both summed over time (over operations where the
     recording has no times; None where it has no history). ``device_allocs`` and ``device_frees`` are calls;
     ``mapped_bytes`` and ``unmapped_bytes`` are what they moved with expandable segments (at least: a request that
@@ -63,6 +64,7 @@ class Figures:
 
     settings: str
     growth: str
+    capacity_bytes: int | None
     peak_reserved_bytes: int
     peak_allocated_bytes: int
     utilisation_at_peaks: float | None
@@ -104,12 +106,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two modelled runs of a device's demand and what was recorded. ``unknown`` is what the model cannot know,
-    ``notes`` what has to be said about this comparison; whole sentences.
+    """Two modelled runs of a device's demand and what was recorded. ``capacity_reason`` says where the capacity before
+    the change comes from, ``unknown`` what the model cannot know, ``notes`` what has to be said about this comparison;
+    whole sentences.
     """
 
     device: int
-    capacity_bytes: int | None
     capacity_reason: str
     before: Figures
     after: Figures
@@ -122,25 +124,29 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Everything a run needs besides settings."""
+    """Everything a run needs. ``settings`` and ``capacity`` are those of the recording; ``limit``, in bytes, is the
+    capacity that the changes are tried with, None without limit.
+    """
 
     device: DeviceRecording
     demand: Demand
     settings: Settings
     capacity: Capacity
+    limit: int | None
     calls: Calls
     notes: tuple[str, ...]
 
 
 def case_of(recording: Recording, device: DeviceRecording, capacity: int | None = None) -> Case:
-    """A device's demand, the settings it was recorded under and what it has to give; ``capacity`` in bytes."""
+    """A device's demand, the settings it was recorded under and what it had to give; ``capacity`` (bytes) is another."""
     notes = []
     settings = recording.settings
     if settings is None:
         settings = Settings()
         notes.append("The file does not tell the allocator's settings; the defaults are taken.")
     demand = demand_of(device, settings, recording.stacks)
-    return Case(device, demand, settings, capacity_of(device, demand, settings, capacity), recording.calls,
+    found = capacity_of(device, demand, settings)
+    return Case(device, demand, settings, found, found.bytes if capacity is None else capacity, recording.calls,
                 (*notes, *demand.notes))
 
 
@@ -175,11 +181,11 @@ def compare(case: Case, recording: Recording, changes: Mapping[str, str], growth
     """As ``what_if``, for a case that is at hand; ``settings`` are those to compare with if not those changed."""
     settings = settings or changed(case.settings, changes)
     demand, kv = asked(case, recording, growth, is_kv)
-    before = figures(case, case.demand, case.settings, AS_RECORDED, engine)
-    after = before if settings == case.settings and kv is None else figures(
-        case, demand, settings, AS_RECORDED if growth is None else str(growth), engine)
+    before = figures(case, case.demand, case.settings, case.capacity.bytes, AS_RECORDED, engine)
+    after = before if (settings, case.limit, kv) == (case.settings, case.capacity.bytes, None) else figures(
+        case, demand, settings, case.limit, AS_RECORDED if growth is None else str(growth), engine)
     return Comparison(
-        case.device.device, case.capacity.bytes, case.capacity.reason, before, after,
+        case.device.device, case.capacity.reason, before, after,
         _recorded(case.device, before, replay), _changes(before, after, demand), kv, CANNOT_KNOW,
         (*case.notes, *_notes(case, settings, changes, growth, kv)))
 
@@ -196,14 +202,14 @@ def asked(case: Case, recording: Recording, growth: Growth | None,
     return regrow(case.demand, growth, recording.stacks, is_kv or (lambda frames: kind_of(frames) == "kv"))
 
 
-def figures(case: Case, demand: Demand, settings: Settings, growth: str, engine: str) -> Figures:
-    """Run a demand under settings and sum up."""
-    outcome = run(demand.program, settings, case.capacity.bytes, engine)
+def figures(case: Case, demand: Demand, settings: Settings, capacity: int | None, growth: str, engine: str) -> Figures:
+    """Run a demand under settings on a device of ``capacity`` bytes (None: without limit) and sum up."""
+    outcome = run(demand.program, settings, capacity, engine)
     stats = outcome.stats
     mapped, unmapped = _moved(outcome) if settings.expandable_segments else (0, 0)
     allocs, frees = (0, 0) if settings.expandable_segments else (stats.device_allocs, stats.device_frees)
     return Figures(
-        settings=settings.conf(), growth=growth,
+        settings=settings.conf(), growth=growth, capacity_bytes=capacity,
         peak_reserved_bytes=stats.peak_reserved, peak_allocated_bytes=stats.peak_allocated,
         utilisation_at_peaks=stats.peak_allocated / stats.peak_reserved if stats.peak_reserved else None,
         utilisation_over_time=_over_time(outcome, _weights(demand, case.device.events)) if demand.history else None,
@@ -211,24 +217,23 @@ def figures(case: Case, demand: Demand, settings: Settings, growth: str, engine:
         mapped_bytes=mapped, unmapped_bytes=unmapped,
         call_time=estimates(case.calls, allocs, frees, mapped // PAGE, unmapped // PAGE),
         retries=stats.retries, ooms=len(outcome.ooms),
-        failures=tuple(_failure(case, demand, settings, op, rank, engine) for rank, op in enumerate(outcome.ooms)),
+        failures=tuple(_failure(demand, settings, capacity, op, rank, engine) for rank, op in enumerate(outcome.ooms)),
         engine=outcome.engine)
 
 
-def _failure(case: Case, demand: Demand, settings: Settings, op: int, rank: int, engine: str) -> Failure:
+def _failure(demand: Demand, settings: Settings, capacity: int | None, op: int, rank: int, engine: str) -> Failure:
     program = demand.program
     size, stream, pool = program.size[op], program.stream[op], program.pool[op]
     found = Failure(demand.event[op], size, stream, pool)
-    if rank >= MOST_JUDGED or case.capacity.bytes is None or size < 1:
+    if rank >= MOST_JUDGED or capacity is None or size < 1:
         return found
     until = Program(program.op[:op], program.handle[:op], program.size[:op], program.stream[:op], program.pool[:op],
                     program.settings)
-    outcome = run(until, settings, case.capacity.bytes, engine)
-    allowed = None if settings.memory_fraction is None else int(
-        settings.memory_fraction * case.capacity.bytes) - outcome.stats.reserved
+    outcome = run(until, settings, capacity, engine)
+    reserved = outcome.stats.reserved
+    allowed = None if settings.memory_fraction is None else int(settings.memory_fraction * capacity) - reserved
     freeable = frozenset(program.pool[at] for at in range(op) if program.op[at] == ops.RELEASE_POOL)
-    judged = judge(outcome.state, settings, Request(size, stream, pool),
-                   case.capacity.bytes - outcome.stats.reserved, allowed, freeable)
+    judged = judge(outcome.state, settings, Request(size, stream, pool), capacity - reserved, allowed, freeable)
     return replace(found, verdict=judged.verdict.value)
 
 
@@ -300,7 +305,7 @@ def _notes(case: Case, settings: Settings, changes: Mapping[str, str], growth: G
     if settings.garbage_collection_threshold and settings.memory_fraction is None:
         notes.append("garbage_collection_threshold acts only where per_process_memory_fraction is set too, and it is "
                      "not: it changes nothing.")
-    if settings.memory_fraction is not None and case.capacity.bytes is None:
+    if settings.memory_fraction is not None and case.limit is None:
         notes.append("per_process_memory_fraction is a part of the device's memory, which is not known: without "
                      "--capacity it changes nothing.")
     for key, value in changes.items():

@@ -171,7 +171,7 @@ def _show(comparison: Comparison, found: Found | None) -> None:
     print_table(("", "recorded", "before (modelled)", "after (modelled)"), [
         ("settings", "", before.settings or "defaults", after.settings or "defaults"),
         ("KV growth", "", before.growth, after.growth),
-        ("capacity", "", _bytes(comparison.capacity_bytes), _bytes(comparison.capacity_bytes)),
+        ("capacity", "", _limit(before), _limit(after)),
         ("peak reserved", _bytes(recorded.peak_reserved_bytes), _bytes(before.peak_reserved_bytes),
          _bytes(after.peak_reserved_bytes)),
         ("peak allocated", _bytes(recorded.peak_allocated_bytes), _bytes(before.peak_allocated_bytes),
@@ -204,6 +204,10 @@ def _show(comparison: Comparison, found: Found | None) -> None:
 
 def _bytes(value: int | None) -> str:
     return "unknown" if value is None else f"{value / (1 << 20):,.1f} MiB"
+
+
+def _limit(run: Figures) -> str:
+    return "without limit" if run.capacity_bytes is None else _bytes(run.capacity_bytes)
 
 
 def _share(value: float | None) -> str:
