@@ -14,7 +14,7 @@ import msgspec
 
 from kvobs.allocator.calls import MEMORY_CALLS, call_name
 from kvobs.allocator.readers._kineto_memory import MemoryEvent, OomEvent, usages
-from kvobs.allocator.readers._limits import MAX_ADDRESS, MAX_EVENTS, MAX_SIZE, Refused, count
+from kvobs.allocator.readers._limits import MAX_EVENTS, MAX_SIZE, Refused, count
 from kvobs.allocator.readers._profile import calls_of
 from kvobs.allocator.recording import UNKNOWN, Recording
 
@@ -25,7 +25,6 @@ _Number = int | float
 
 
 class _Args(msgspec.Struct, gc=False):
-    address: int | None = msgspec.field(default=None, name="Addr")
     size: int | None = msgspec.field(default=None, name="Bytes")
     allocated: int = msgspec.field(default=UNKNOWN, name="Total Allocated")
     reserved: int = msgspec.field(default=UNKNOWN, name="Total Reserved")
@@ -81,9 +80,8 @@ def parse(data: bytes, name: str) -> Recording:
             *notes, "This trace holds neither [memory] events (record with profile_memory=True) nor calls for device "
                     "memory such as cudaMalloc.")))
     found, told = calls_of(calls)
-    usage, devices, said = usages(memory, ooms)
-    return Recording(name, "torch profiler trace (Kineto)", devices=devices, calls=found, usage=usage,
-                     notes=(*notes, *told, *said))
+    usage, said = usages(memory, ooms)
+    return Recording(name, "torch profiler trace (Kineto)", calls=found, usage=usage, notes=(*notes, *told, *said))
 
 
 def _events(data: bytes) -> tuple[int, Iterator[bytes | memoryview | msgspec.Raw], list[str]]:
@@ -139,11 +137,9 @@ def _memory(event: _Event, start: int, memory: list[MemoryEvent], ooms: list[Oom
     if not all(UNKNOWN <= total <= MAX_SIZE for total in totals):
         raise ValueError
     if event.name == "[OutOfMemory]":
-        ooms.append(OomEvent(start, args.kind, args.index, args.size))
-        return
-    if args.address is not None and not 0 <= args.address < MAX_ADDRESS:
-        raise ValueError
-    memory.append(MemoryEvent(start, args.kind, args.index, args.address, args.size, *totals, event.pid))
+        ooms.append(OomEvent(args.kind, args.index, args.size))
+    else:
+        memory.append(MemoryEvent(start, args.kind, args.index, *totals))
 
 
 def _ns(microseconds: _Number) -> int:
