@@ -36,9 +36,7 @@ def parse(data: Data, name: str, progress: Progress = lambda done: None, path: s
     if data[:16] == _SQLITE:
         from kvobs.allocator.readers import _nsys
 
-        if path is None:
-            raise Refused("It is an SQLite file, which cannot be read from memory.")
-        return _nsys.parse(path, name)
+        return _nsys.parse(path or bytes(data), name)
     return text(data, name, progress)
 
 

@@ -38,9 +38,9 @@ def parse(source: str | bytes, name: str) -> Recording:
             return _recording(database, name)
     except UnicodeDecodeError:
         # Python's sqlite3 raises it instead of an error whose text quotes such a schema.
-        raise Refused("This SQLite file cannot be read (its schema is not text).") from None
+        raise Refused("Its tables cannot be read (their schema is not text).") from None
     except sqlite3.Error as error:
-        raise Refused(f"This SQLite file cannot be read ({printable(str(error))}).") from None
+        raise Refused(f"Its tables cannot be read ({printable(str(error))}).") from None
 
 
 def _recording(database: Database, name: str) -> Recording:

@@ -18,7 +18,7 @@ def calls_of(rows: list[tuple[int, int, str, int | str]]) -> tuple[Calls, tuple[
     first: dict[int | str, int] = {}
     for index, (*_, process) in enumerate(rows):
         first.setdefault(process, index)
-    median = sorted(calls.duration_ns)[len(rows) // 2] if rows else 0
+    median = sorted(calls.duration_ns)[(len(rows) - 1) // 2] if rows else 0
     slow = [rows[index] for index in first.values() if rows[index][1] > _MUCH * median]
     return calls, tuple(f"The first call for device memory of process {str(process)[:32]!r}, {name}, took "
                         f"{duration / 1e6:.1f} ms, much longer than most: it will have created the device's context."
