@@ -34,9 +34,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``ranking``: best first; of equals the one with fewer changes. ``best`` is that which the search began with
-    unless others are better. ``sentence`` says what they gain, or that nothing does. ``line`` is to be put into the environment; it
-    is empty where nothing should be changed.
+    """``ranking``: best first; of equals the one with fewer changes. ``best`` is what the search began with unless
+    others are better. ``sentence`` says what they gain, or that nothing does. ``line`` is to be put into the
+    environment; it is empty where nothing should be changed.
     """
 
     ranking: tuple[Candidate, ...]
@@ -111,7 +111,7 @@ def _sentence(before: Candidate, best: Candidate) -> str:
     ooms = before.rank[0] - best.rank[0]
     saved = before.rank[1] - best.rank[1]
     if ooms:
-        words.append(f"{ooms} fewer OOMs of {before.rank[0]}")
+        words.append(f"{ooms} of {before.rank[0]} OOMs less")
     if saved:
         words.append(f"a peak of reserved memory that is {abs(saved) / MIB:,.1f} MiB "
                      f"({abs(saved) / before.rank[1]:.1%}) {'lower' if saved > 0 else 'higher'}")

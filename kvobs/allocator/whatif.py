@@ -138,7 +138,7 @@ class Case:
 
 
 def case_of(recording: Recording, device: DeviceRecording, capacity: int | None = None) -> Case:
-    """A device's demand, the settings it was recorded under and what it had to give; ``capacity`` (bytes) is another."""
+    """A device's demand, its settings and what it had to give; ``capacity`` (bytes) is another to be tried."""
     notes = []
     settings = recording.settings
     if settings is None:
