@@ -177,8 +177,8 @@ def test_sanitized(tmp_path: Path) -> None:
     if not all(os.path.isabs(path) for path in runtimes):
         pytest.skip(f"{COMPILER} has no sanitizer libraries.")
     target = tmp_path / "sanitized.so"
-    flags = (*_build.FLAGS, "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-D_GLIBCXX_DEBUG",
-             "-Wall", "-Wextra", "-Werror")
+    flags = (*_build.FLAGS, "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+             "-D_GLIBCXX_DEBUG", "-Wall", "-Wextra", "-Werror")
     _build.compile_core(COMPILER, target, flags)
     done = run_child([sys.executable, "-m", "tests.sanitized", target], cwd=ROOT, timeout=300, env=child_environment(
         LD_PRELOAD=" ".join(runtimes), ASAN_OPTIONS="detect_leaks=0", UBSAN_OPTIONS="print_stacktrace=1"))
