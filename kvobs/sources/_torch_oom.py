@@ -8,6 +8,7 @@ recorded; the next record says how many were not.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from kvobs.allocator.live import retry
 from kvobs.flight import Ration
 from kvobs.model import Emit, FlightRecord, HookFailed
 from kvobs.sources._torch_handle import CUDA, Torch
@@ -23,10 +25,12 @@ from kvobs.sources._torch_stats import blocks
 
 PER_MINUTE = 6
 MOST_BLOCKS = 50_000  # 65 ms to sum up, beside torch's own time to list them
+MOST_JUDGED = 10_000  # blocks: a verdict takes about 10 us per block
 WAITING = "Out-of-memory errors are told once the host has initialised CUDA."
 CAPTURING = "No snapshot: a CUDA graph was being captured."
 HISTORY = "No snapshot: the host records a memory history, whose stacks it would resolve."
 CROWDED = f"No snapshot: there were more than {MOST_BLOCKS} blocks."
+UNJUDGED = f"There were more than {MOST_JUDGED} blocks."
 _QUEUE_S = 1.0
 _HOOK = "out_of_memory_observer"
 _log = logging.getLogger("kvobs")
@@ -110,21 +114,34 @@ class OomObserver:
         skipped, self._skipped = self._skipped, 0
         said = [f"The allocator of {device} could not get {requested} bytes; {free} bytes of the device were free and "
                 f"this process may have {allowed}."]
-        snapshot, why = self._snapshot()
+        snapshot, why = self._snapshot(int(device.rpartition(":")[2]), requested, allowed, free)
         said += [why] if why else []
         if skipped:
             said.append(f"At least {skipped} errors before this one were not recorded.")
         self._emit(FlightRecord(now_ns, "out_of_memory", device, requested, " ".join(said), "", snapshot))
 
-    def _snapshot(self) -> tuple[str, str]:
-        """The summary, or nothing and why."""
+    def _snapshot(self, device: int, requested: int, allowed: int, free: int) -> tuple[str, str]:
+        """The summary with the verdict in it, or nothing and why."""
         if self._capturing():
             return "", CAPTURING
         if self._handle.records_history():
             return "", HISTORY
-        if sum(blocks(self._handle.stats(index)) for index in range(self._handle.device_count())) > MOST_BLOCKS:
+        held = sum(blocks(self._handle.stats(index)) for index in range(self._handle.device_count()))
+        if held > MOST_BLOCKS:
             return "", CROWDED
-        return summary(self._handle.segments()), ""
+        segments = self._handle.segments()
+        verdict = json.dumps(self._verdict(segments, device, requested, allowed, free) if held <= MOST_JUDGED else
+                             {"verdict": None, "reason": UNJUDGED}, separators=(",", ":"))
+        return f'{summary(segments)[:-1]},"verdict":{verdict}}}', ""
+
+    def _verdict(self, segments: Any, device: int, requested: int, allowed: int, free: int) -> dict[str, Any]:
+        """What would become of the request if it was made again; what goes wrong here costs the verdict only."""
+        try:
+            raw_stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
+            stream = int(raw_stream(device)) if raw_stream is not None else 0
+            return retry(segments, self._handle.settings()[0], device, stream, requested, allowed, free)
+        except Exception as error:
+            return {"verdict": None, "reason": f"It could not be told ({type(error).__name__})."}
 
     def _failed(self, error: Exception) -> None:
         global _listening
