@@ -26,6 +26,7 @@ from kvobs.sources._torch_stats import blocks
 PER_MINUTE = 6
 MOST_BLOCKS = 50_000  # 65 ms to sum up, beside torch's own time to list them
 MOST_JUDGED = 10_000  # blocks: a verdict takes about 10 us per block
+SNAPSHOT_LIMIT = 48_000  # ASCII characters, of which a verdict takes about 3,000
 WAITING = "Out-of-memory errors are told once the host has initialised CUDA."
 CAPTURING = "No snapshot: a CUDA graph was being captured."
 HISTORY = "No snapshot: the host records a memory history, whose stacks it would resolve."
@@ -132,7 +133,7 @@ class OomObserver:
         segments = self._handle.segments()
         verdict = json.dumps(self._verdict(segments, device, requested, allowed, free) if held <= MOST_JUDGED else
                              {"verdict": None, "reason": UNJUDGED}, separators=(",", ":"))
-        return f'{summary(segments)[:-1]},"verdict":{verdict}}}', ""
+        return f'{summary(segments, SNAPSHOT_LIMIT - len(verdict))[:-1]},"verdict":{verdict}}}', ""
 
     def _verdict(self, segments: Any, device: int, requested: int, allowed: int, free: int) -> dict[str, Any]:
         """What would become of the request if it was made again; what goes wrong here costs the verdict only."""
