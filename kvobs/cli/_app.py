@@ -14,16 +14,18 @@ from kvobs.cli._catalog import catalog
 from kvobs.cli._demo import demo
 from kvobs.cli._doctor import doctor
 from kvobs.cli._errors import Refused
+from kvobs.cli._explain import explain
 from kvobs.cli._export import export
 from kvobs.cli._run import run
 from kvobs.cli._view import view
+from kvobs.cli._whatif import whatif
 from kvobs.config import ConfigError
 
 REFUSED = 2
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="KV-cache observability for LLM inference.")
 app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
-for command in (demo, view, doctor, catalog, export):
+for command in (demo, view, explain, whatif, doctor, catalog, export):
     app.command()(command)
 
 
