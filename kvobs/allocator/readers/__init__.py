@@ -1,4 +1,4 @@
-"""Reading what others recorded: snapshots of torch's allocator, and files of profilers. Nothing in a file is trusted."""
+"""Reading what others recorded: snapshots of torch's allocator, files of profilers. Nothing in them is trusted."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from kvobs.allocator.readers._frames import kind
 from kvobs.allocator.readers._limits import MAX_ADDRESS, MAX_SIZE, MAX_TOTAL_SIZE, Refused
 
-_STREAM = 1 << 63
+STREAM = 1 << 63
 
 
 def dicts(found: Any, what: str) -> list[dict[str, Any]]:
@@ -34,7 +35,7 @@ def column(code: str, rows: list[dict[str, Any]], key: str, low: int, high: int,
     return numbers(code, [row.get(key) for row in rows], low, high, f"{key} of {what}")
 
 
-def numbers(code: str, values: list[Any], low: int, high: int, what: str) -> array[int]:
+def numbers(code: str, values: Sequence[Any], low: int, high: int, what: str) -> array[int]:
     """A column of whole numbers from ``low`` to below ``high``.
 
     Raises:
@@ -65,7 +66,7 @@ def addresses(rows: list[dict[str, Any]], key: str, what: str) -> array[int]:
 
 def streams(rows: list[dict[str, Any]], what: str) -> array[int]:
     """Streams, which are handles of any value; 0 where the file has none."""
-    return numbers("q", [row.get("stream", 0) for row in rows], -_STREAM, _STREAM, f"stream of {what}")
+    return numbers("q", [row.get("stream", 0) for row in rows], -STREAM, STREAM, f"stream of {what}")
 
 
 def text(value: Any, what: str) -> str:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from kvobs.allocator.readers import _columns
 from kvobs.allocator.readers._frames import Interner
-from kvobs.allocator.readers._limits import MAX_TOTAL_SIZE, Refused
+from kvobs.allocator.readers._limits import MAX_ADDRESS, MAX_SIZE, MAX_TOTAL_SIZE, Refused
 from kvobs.allocator.readers._pools import Pools
 from kvobs.allocator.recording import ACTIONS, OTHER, UNKNOWN, Events
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 14
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
+_FIELDS = itemgetter("action", "addr", "size", "stream", "time_us")
 _LATEST = 1 << 62  # microseconds
 _POOL_KEYS = ("pool_id", "segment_pool_id", "mempool_id")
 Rows = Callable[[list[Any]], list[dict[str, Any]]]
 
 
-def events(trace: list[Any], rows_of: Rows, stacks: Interner, pools: Pools, progress: Callable[[float], None]) -> Events:
+def events(trace: list[Any], rows_of: Rows, stacks: Interner, pools: Pools,
+           progress: Callable[[float], None]) -> Events:
     """All events of a trace, in their order.
 
     Raises:
@@ -35,26 +38,31 @@ def events(trace: list[Any], rows_of: Rows, stacks: Interner, pools: Pools, prog
 
 
 def _append(found: Events, rows: list[dict[str, Any]], stacks: Interner, pools: Pools) -> None:
-    names = [row.get("action") for row in rows]
+    try:
+        names, where, sizes, streams, times = zip(*map(_FIELDS, rows), strict=True)
+    except KeyError:
+        names, where, sizes, streams, times = zip(*map(_fields, rows), strict=True)
     for other in set(map(type, names)) - {str}:
         _columns.text(next(name for name in names if type(name) is other), "action of an event")
-    actions = [_CODES.get(name, OTHER) for name in names]  # type: ignore[arg-type]
-    sizes = [row.get("size") for row in rows]
-    where = [row.get("device_free") if name == "oom" and "device_free" in row else row.get("addr")
-             for name, row in zip(names, rows, strict=True)]
+    actions = [_CODES.get(name, OTHER) for name in names]
     if None in sizes or None in where:
-        for index, (size, address) in enumerate(zip(sizes, where, strict=True)):
-            if size is None or address is None:
-                actions[index], sizes[index], where[index] = OTHER, size or 0, address or 0
+        lacking = [size is None or address is None for size, address in zip(sizes, where, strict=True)]
+        actions = [OTHER if lacks else action for lacks, action in zip(lacking, actions, strict=True)]
+        sizes, where = (tuple(0 if value is None else value for value in values) for values in (sizes, where))
     found.action.extend(actions)
-    found.size.extend(_columns.numbers("q", sizes, 0, _columns.MAX_SIZE + 1, "size of an event"))
-    found.address.extend(_columns.numbers("Q", where, 0, _columns.MAX_ADDRESS, "address of an event"))
-    found.stream.extend(_columns.streams(rows, "an event"))
-    times = [row.get("time_us", UNKNOWN) for row in rows]
+    found.address.extend(_columns.numbers("Q", where, 0, MAX_ADDRESS, "address of an event"))
+    found.size.extend(_columns.numbers("q", sizes, 0, MAX_SIZE + 1, "size of an event"))
+    found.stream.extend(_columns.numbers("q", streams, -_columns.STREAM, _columns.STREAM, "stream of an event"))
     found.time_us.extend(_columns.numbers("q", times, UNKNOWN, _LATEST, "time_us of an event"))
     stack = stacks.stack
     found.stack.extend([stack(row.get("frames")) for row in rows])
     found.pool.extend(_pools(rows, pools))
+
+
+def _fields(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The same for an event that lacks some: an OOM has device_free for an address, those of 2023 have no time."""
+    where = row.get("device_free", row.get("addr")) if row.get("action") == "oom" else row.get("addr")
+    return row.get("action"), where, row.get("size"), row.get("stream", 0), row.get("time_us", UNKNOWN)
 
 
 def _pools(rows: list[dict[str, Any]], pools: Pools) -> array[int]:

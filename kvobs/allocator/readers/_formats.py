@@ -15,8 +15,8 @@ _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\x00"
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
-_ALLOWED = ("snapshots of torch's allocator (.pickle, .json), PyTorch profiler traces and memory timelines (.json), each "
-            "also as .gz, and Nsight Systems exports (.sqlite)")
+_ALLOWED = ("snapshots of torch's allocator (.pickle, .json), PyTorch profiler traces and memory timelines (.json), "
+            "each also as .gz, and Nsight Systems exports (.sqlite)")
 
 
 def parse(data: Data, name: str, progress: Progress = lambda done: None, path: str | None = None) -> Recording:

@@ -31,6 +31,8 @@ class Interner:
         self._by_id: dict[int, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._by_ids: dict[tuple[int, ...], int] = {}
+        self._last: list[Any] | None = None
+        self._last_index = UNKNOWN
         self._by_text: dict[bytes, int] = {}
         self._texts: dict[str, str] = {}
         self._text_bytes = 0
@@ -50,10 +52,13 @@ class Interner:
             return self._raw(bytes(frames))
         if type(frames) is not list:
             raise Refused(f"The frames of an event are {kind(frames)}, and must be a list.")
+        if frames is self._last:  # both halves of a free
+            return self._last_index
         key = tuple(map(id, frames))
         found = self._by_ids.get(key)
         if found is None:
             found = self._by_ids[key] = self._add(tuple([self._frame_at(frame) for frame in frames]))
+        self._last, self._last_index = frames, found
         return found
 
     def result(self) -> Stacks:

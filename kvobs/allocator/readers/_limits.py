@@ -1,4 +1,4 @@
-"""What a file may ask of the reader. Beyond these bounds it is refused; the process that reads it is held to them too."""
+"""What a file may ask of its reader. Beyond these bounds it is refused, and the process that reads it is limited."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from typing import Any
 
 from kvobs.allocator.recording import (
@@ -18,9 +19,10 @@ from kvobs.allocator.recording import (
     Events,
 )
 from kvobs.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
-from kvobs.allocator.state import INACTIVE, State
+from kvobs.allocator.state import INACTIVE, Block, State
 
-_PLACED = frozenset({ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP})
+_SEGMENTS = frozenset({SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP})
+_PLACED = _SEGMENTS | {ALLOC, FREE_REQUESTED, FREE_COMPLETED}
 
 
 def of_state(device: int, state: State) -> list[str]:
@@ -28,23 +30,29 @@ def of_state(device: int, state: State) -> list[str]:
     found = _Sentences(f"Device {device}: ")
     gaps = [segment.size - sum(block.size for block in segment.blocks) for segment in state]
     short, over = [gap for gap in gaps if gap > 0], [-gap for gap in gaps if gap < 0]
-    found.say(len(short), "segment", f"not filled by its blocks: {sum(short):,} bytes belong to no block")
-    found.say(len(over), "segment", f"smaller than its blocks together, by {sum(over):,} bytes in all")
-    found.say(sum(not segment.size for segment in state), "segment", "of size 0")
-    found.say(sum(first.address + first.size > second.address for first, second in zip(state, state[1:], strict=False)),
-              "segment", "overlapped by the next one")
-    found.say(sum(not _contiguous(segment.address, segment.blocks) for segment in state), "segment",
-              "not covered by its blocks in order: they leave a hole, overlap, or begin elsewhere")
+    found.say(len(short), "segment is not filled by its blocks", "segments are not filled by their blocks",
+              f", {sum(short):,} bytes belong to no block")
+    found.say(len(over), "segment is smaller than its blocks together", "segments are smaller than their blocks together",
+              f", by {sum(over):,} bytes in all")
+    found.say(sum(not segment.size for segment in state), "segment has size 0", "segments have size 0")
+    found.say(sum(first.address + first.size > second.address for first, second in pairwise(state)),
+              "segment reaches into the next one", "segments reach into the next one")
+    found.say(sum(not _contiguous(segment.address, segment.blocks) for segment in state),
+              "segment has blocks that leave a hole, overlap, or begin elsewhere",
+              "segments have blocks that leave a hole, overlap, or begin elsewhere")
     blocks = [block for segment in state for block in segment.blocks]
-    found.say(sum(block.address % MIN_BLOCK > 0 or block.size % MIN_BLOCK > 0 for block in blocks), "block",
-              f"not a multiple of {MIN_BLOCK} bytes in address or size, as the allocator's are")
-    found.say(sum(block.state != INACTIVE and block.requested > block.size for block in blocks), "block",
-              "smaller than what was requested of it")
-    found.say(sum(segment.small and not segment.expandable and segment.size != SMALL_SEGMENT for segment in state),
-              "segment", f"in the pool of small requests and not {SMALL_SEGMENT:,} bytes large")
-    found.say(sum(segment.small and block.state != INACTIVE and block.requested > SMALL_SIZE
-                  for segment in state for block in segment.blocks), "block",
-              f"in the pool of small requests, for more than {SMALL_SIZE:,} bytes")
+    found.say(sum(block.address % MIN_BLOCK > 0 or block.size % MIN_BLOCK > 0 for block in blocks),
+              f"block has an address or size that is no multiple of {MIN_BLOCK}",
+              f"blocks have an address or size that is no multiple of {MIN_BLOCK}")
+    found.say(sum(block.state != INACTIVE and block.requested > block.size for block in blocks),
+              "block is smaller than what was requested", "blocks are smaller than what was requested")
+    found.say(sum(segment.small and segment.size % SMALL_SEGMENT > 0 for segment in state),
+              f"segment of small requests is no multiple of {SMALL_SEGMENT:,} bytes",
+              f"segments of small requests are no multiple of {SMALL_SEGMENT:,} bytes")
+    found.say(sum(segment.small and block.state != INACTIVE and block.size > SMALL_SIZE
+                  for segment in state for block in segment.blocks),
+              f"block of more than {SMALL_SIZE:,} bytes is in use in a segment of small requests",
+              f"blocks of more than {SMALL_SIZE:,} bytes are in use in segments of small requests")
     return found.sentences
 
 
@@ -56,13 +64,12 @@ def of_sums(rows: list[dict[str, Any]]) -> list[str]:
         wrong = differ = 0
         for row in rows:
             told = row.get(key)
-            if type(told) is not int:
-                continue
-            total = sum(block["size"] for block in row.get("blocks", ()) if block["state"] in states)
-            wrong += told != total
-            differ += abs(told - total)
-        found.say(wrong, "segment", f"with an {key} that its blocks contradict, by "
-                  f"{differ if differ < 1 << 70 else 'very many'} bytes in all")
+            if type(told) is int:
+                total = sum(block["size"] for block in row.get("blocks", ()) if block["state"] in states)
+                wrong += told != total
+                differ += abs(told - total)
+        found.say(wrong, f"segment has an {key} that its blocks contradict", f"segments have an {key} that their blocks "
+                  "contradict", f", by {differ:,} bytes in all" if differ < 1 << 70 else "")
     return found.sentences
 
 
@@ -81,35 +88,43 @@ def of_events(device: int, events: Events, state: State) -> list[str]:
         elif action == FREE_COMPLETED:
             unasked += alive.pop(address, None) is not None and address not in requested
             requested.discard(address)
-        askew += action in _PLACED and address % MIN_BLOCK > 0
-    found.say(unasked, "free", "completed without having been requested")
-    found.say(twice, "alloc", "at an address that the history already holds as allocated")
-    found.say(askew, "event", f"with an address that is not a multiple of {MIN_BLOCK}")
-    found.say(sum(action == OTHER for action in events.action), "event", "of a kind that kvobs does not know, or without "
-              "an address or size")
-    if UNKNOWN in events.time_us and len(events):
-        untimed = events.time_us.count(UNKNOWN)
-        found.say(untimed, "event", "without a time")
-    if alive and state:
-        found.say(_astray(alive, state), "alloc", "alive at the end of the history, with no such block in the last state")
+        askew += address % MIN_BLOCK > 0 and action in _PLACED
+    found.say(unasked, "free was completed without having been requested",
+              "frees were completed without having been requested")
+    found.say(twice, "alloc is at an address that is allocated already", "allocs are at addresses that are allocated "
+              "already")
+    found.say(askew, f"event has an address that is no multiple of {MIN_BLOCK}",
+              f"events have an address that is no multiple of {MIN_BLOCK}")
+    found.say(events.action.count(OTHER), "event is of a kind that kvobs does not know, or without an address or size",
+              "events are of a kind that kvobs does not know, or without an address or size")
+    found.say(events.time_us.count(UNKNOWN), "event has no time", "events have no time")
+    if state and not any(action in _SEGMENTS for action in set(events.action)):
+        found.say(_outside(events, state), "alloc lies in no segment, though the history adds and removes none",
+                  "allocs lie in no segment, though the history adds and removes none")
+    found.say(_astray(alive, state), "alloc is alive at the end of the history, and no such block is in the last state",
+              "allocs are alive at the end of the history, and no such blocks are in the last state")
     return found.sentences
+
+
+def _outside(events: Events, state: State) -> int:
+    """Allocs that are not wholly within a segment of the last state."""
+    starts = [segment.address for segment in state]
+    ends = [segment.address + segment.size for segment in state]
+    outside = 0
+    for action, address, size in zip(events.action, events.address, events.size, strict=True):
+        if action == ALLOC:
+            index = bisect_right(starts, address) - 1
+            outside += index < 0 or address + size > ends[index]
+    return outside
 
 
 def _astray(alive: dict[int, int], state: State) -> int:
     """Addresses at which the last state has no block in use."""
-    starts = [segment.address for segment in state]
-    used: dict[int, set[int]] = {}
-    missing = 0
-    for address in alive:
-        index = bisect_right(starts, address) - 1
-        if index not in used:
-            used[index] = set() if index < 0 else {
-                block.address for block in state[index].blocks if block.state != INACTIVE}
-        missing += address not in used[index]
-    return missing
+    used = {block.address for segment in state for block in segment.blocks if block.state != INACTIVE}
+    return sum(address not in used for address in alive)
 
 
-def _contiguous(start: int, blocks: tuple[Any, ...]) -> bool:
+def _contiguous(start: int, blocks: tuple[Block, ...]) -> bool:
     for block in blocks:
         if block.address != start:
             return False
@@ -122,8 +137,7 @@ class _Sentences:
         self.start = start
         self.sentences: list[str] = []
 
-    def say(self, many: int, what: str, rest: str) -> None:
+    def say(self, many: int, one: str, several: str, detail: str = "") -> None:
         """One sentence about ``many`` things; none about none."""
         if many:
-            verb = "is" if many == 1 else "are"
-            self.sentences.append(f"{self.start}{many:,} {what}{'' if many == 1 else 's'} {verb} {rest}.")
+            self.sentences.append(f"{self.start}{many:,} {one if many == 1 else several}{detail}.")

@@ -26,7 +26,7 @@ _START = "import sys; sys.path += {paths!r}; from kvobs.allocator.readers._child
 
 
 class Unreadable(Exception):
-    """The file could not be read; the message is one whole sentence with its name, what is wrong and what is allowed."""
+    """The file could not be read; the message is one sentence with its name, what is wrong and what is allowed."""
 
 
 def read(path: Path, *, memory_bytes: int | None = None, cpu_seconds: int = _limits.CPU_SECONDS,
@@ -35,7 +35,8 @@ def read(path: Path, *, memory_bytes: int | None = None, cpu_seconds: int = _lim
 
     Args:
         path: the file; its kind is told by its content.
-        memory_bytes: address space that reading may take; by default 256 MiB and 24 times the file's size, at most 4 GiB.
+        memory_bytes: address space that reading may take; by default 256 MiB and 24 times the file's size, at most
+            4 GiB.
         cpu_seconds: seconds of a core that reading may take.
         progress: called in this thread with 0.0 … 1.0; what it raises ends the reading.
     Raises:
@@ -52,7 +53,7 @@ def read(path: Path, *, memory_bytes: int | None = None, cpu_seconds: int = _lim
         if found.st_size > _limits.MAX_FILE_BYTES:
             raise Unreadable(f"{path} has {found.st_size // MIB:,} MiB, and {_limits.MAX_FILE_BYTES // MIB:,} MiB are "
                              "allowed.")
-        memory = memory_bytes if memory_bytes is not None else _limits.memory_for(_unpacked_size(descriptor, found.st_size))
+        memory = memory_bytes or _limits.memory_for(_unpacked_size(descriptor, found.st_size))
         return _ask(path, descriptor, memory, cpu_seconds, progress or (lambda done: None))
     finally:
         os.close(descriptor)
@@ -67,8 +68,8 @@ def _unpacked_size(descriptor: int, size: int) -> int:
 
 def _ask(path: Path, descriptor: int, memory: int, cpu: int, progress: Callable[[float], None]) -> Recording:
     if not sys.executable:
-        raise Unreadable(f"{path} cannot be read: this Python does not know its own program, and kvobs reads files in a "
-                         "process of their own.")
+        raise Unreadable(f"{path} cannot be read: this Python does not know its own program, and kvobs reads files in "
+                         "a process of their own.")
     paths = list(dict.fromkeys(str(Path(module.__file__ or "").resolve().parent.parent) for module in (kvobs, msgspec)))
     # Isolated, without site: no sitecustomize or .pth of the environment runs there, so nothing observes it either.
     process = subprocess.Popen(
@@ -125,7 +126,8 @@ def _why(path: Path, answer: bytes | str | None, status: int, memory: int, cpu: 
     if answer == "memory":
         return f"{path} cannot be read: that takes more than the {memory // MIB:,} MiB of memory that are allowed."
     if answer == "time":
-        return f"{path} cannot be read: that takes more than the {_WALL_FACTOR * cpu + _WALL_SPARE:,} s that are allowed."
+        allowed = _WALL_FACTOR * cpu + _WALL_SPARE
+        return f"{path} cannot be read: that takes more than the {allowed:,} s that are allowed."
     if isinstance(answer, str):
         return f"{path} cannot be read: {answer[:1].lower()}{answer[1:]}"
     if status in (-signal.SIGXCPU, -signal.SIGKILL):

@@ -32,7 +32,7 @@ _MEANING = {
     "\x86": "holds a tuple that is no pair of integers (TUPLE2)", "t": "holds a tuple of any length (TUPLE)",
     "\x87": "holds a tuple that is no pair of integers (TUPLE3)",
 }
-_NEEDS = {0x8a: 2, 0x72: 5, 0x8c: 2}  # opcode: bytes it needs at least; with fewer the file is cut off
+_NEEDS = {0x8A: 2, 0x72: 5}  # opcode: bytes it needs at least; with fewer the file is cut off
 
 
 def load(data: Data, progress: Progress) -> Any:
@@ -79,15 +79,14 @@ def check(data: Data, progress: Progress = lambda done: None) -> None:
             if position > size or position + frame > size:
                 raise Refused(_cut_off(size))
             continue
-        if position + _NEEDS.get(code, 0) > size or code in _FIXED or (code == 0x8C) or (
-                code == 0x8A and data[position + 1] <= 9):
+        if position + _NEEDS.get(code, 0) > size or code in _FIXED or (code == 0x8A and data[position + 1] <= 9):
             raise Refused(_cut_off(size))
         meaning = _MEANING.get(chr(code), "holds something that torch does not write")
-        raise Refused(f"It is a pickle that {meaning}, opcode 0x{code:02x} at byte {position:,}; only plain dicts, lists, "
-                      "pairs of integers, texts and numbers are allowed.")
+        raise Refused(f"It is a pickle that {meaning}, opcode 0x{code:02x} at byte {position:,}; only plain dicts, "
+                      "lists, pairs of integers, texts and numbers are allowed.")
 
 
-_LENGTHS = {0x58: 4, 0x8D: 8}  # BINUNICODE, BINUNICODE8: bytes of their length
+_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8}  # SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: bytes of their length
 _FIXED = frozenset(b"hKqjJMG\x80")
 
 
@@ -113,13 +112,14 @@ def _pattern(size: int) -> re.Pattern[bytes]:
     plain = b"[" + re.escape(b"]}(aeusdl012N\x88\x89\x94") + b"]*+"
     signed = b"\x8a(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b")"
     integer = b"(?:K.|" + signed + b"|J.{4}|M..)"
-    text = b"\x8c(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in range(256)) + b")"
-    return re.compile(b"(?:" + plain + b"(?:[hq\x80].|j.{4}|" + integer + b"(?:" + integer + b"\x86)?+|" + text + b"|G.{8}|"
-                      + _memo_put(size + _MEMO_SPARE) + b"))*+" + plain, re.DOTALL)
+    text = b"\x8c(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in range(64)) + b")"
+    pair = integer + b"(?:" + integer + b"\x86)?+"
+    put = _memo_put(size + _MEMO_SPARE)
+    return re.compile(b"(?:%b(?:[hq\x80].|j.{4}|%b|%b|G.{8}|%b))*+%b" % (plain, pair, text, put, plain), re.DOTALL)
 
 
 def _memo_put(limit: int) -> bytes:
-    """LONG_BINPUT with an index below about ``limit``: its highest byte that may be set is bounded, those above are 0."""
+    """LONG_BINPUT with an index below about ``limit``: its highest byte in use is bounded, those above are 0."""
     width = (limit.bit_length() + 7) // 8
     if width > 4:
         return b"r.{4}"

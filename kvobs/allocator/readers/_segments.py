@@ -6,7 +6,15 @@ from typing import Any
 
 from kvobs.allocator.readers import _columns
 from kvobs.allocator.readers._frames import Interner, kind
-from kvobs.allocator.readers._limits import MAX_BLOCKS, MAX_DEVICES, MAX_SEGMENTS, Refused, count
+from kvobs.allocator.readers._limits import (
+    MAX_ADDRESS,
+    MAX_BLOCKS,
+    MAX_DEVICES,
+    MAX_SEGMENTS,
+    MAX_SIZE,
+    Refused,
+    count,
+)
 from kvobs.allocator.readers._pools import Pools
 from kvobs.allocator.settings import SMALL_SEGMENT
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, Block, Segment, State
@@ -66,15 +74,16 @@ def _request(row: dict[str, Any], size: int) -> tuple[int, Any]:
         newest = _columns.dicts(history, "entries of a block's history")[0]
         requested = row.get("requested_size", newest.get("real_size", size))
         frames = newest.get("frames") if frames is None else frames
-    if type(requested) is not int or not 0 <= requested <= _columns.MAX_SIZE:
+    if type(requested) is not int or not 0 <= requested <= MAX_SIZE:
         raise Refused(f"The requested size of a block is {_shown(requested)}, and must be between 0 and "
-                      f"{_columns.MAX_SIZE}.")
+                      f"{MAX_SIZE}.")
     return requested, frames
 
 
 def _address(told: Any) -> int:
-    if type(told) is not int or not 0 <= told < _columns.MAX_ADDRESS:
-        raise Refused(f"The address of a block is {_shown(told)}, and must be between 0 and {_columns.MAX_ADDRESS - 1}.")
+    if type(told) is not int or not 0 <= told < MAX_ADDRESS:
+        raise Refused(f"The address of a block is {_shown(told)}, and must be between 0 and "
+                      f"{MAX_ADDRESS - 1}.")
     return told
 
 

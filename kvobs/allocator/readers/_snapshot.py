@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from kvobs.allocator import settings
@@ -15,11 +16,12 @@ from kvobs.allocator.readers._pools import Pools
 from kvobs.allocator.readers._segments import states
 from kvobs.allocator.recording import Annotation, DeviceRecording, Events, Recording
 
+Progress = Callable[[float], None]
 _TIMES = 1 << 62
 _KEYS = ("segments", "device_traces")
 
 
-def recording(document: Any, name: str, progress: Callable[[float], None] = lambda done: None,
+def recording(document: Any, name: str, progress: Progress = lambda done: None,
               rows_of: Rows | None = None) -> Recording:
     """What ``torch.cuda.memory._snapshot()`` or ``memory_snapshot()`` gave. ``rows_of`` decodes events on demand.
 
@@ -36,12 +38,10 @@ def recording(document: Any, name: str, progress: Callable[[float], None] = lamb
     decode = rows_of or _event_rows
     stacks, pools = Interner(), Pools()
     found = states(rows, stacks, pools)
-    total, done = sum(map(len, traces)) or 1, 0
-    histories: list[Events] = []
-    for trace in traces:
-        histories.append(events(trace, decode, stacks, pools,
-                                lambda part, done=done, trace=trace: progress((done + part * len(trace)) / total)))
-        done += len(trace)
+    total = sum(map(len, traces))
+    starts = list(accumulate(map(len, traces), initial=0))
+    histories = [events(trace, decode, stacks, pools, _part(progress, start, len(trace), total))
+                 for trace, start in zip(traces, starts, strict=False)]
     marks = _annotations(document.get("external_annotations", []), stacks)
     configured, notes = _settings(document.get("allocator_settings"))
     notes += _notes.of_sums(rows)
@@ -53,9 +53,14 @@ def recording(document: Any, name: str, progress: Callable[[float], None] = lamb
     if not devices:
         notes.append("The snapshot is empty: no device has segments or events.")
     elif not any(len(history) for history in histories):
-        notes.append("The snapshot has no history: torch records it only after torch.cuda.memory._record_memory_history().")
-    return Recording(name, _schema(document, rows, decode([trace[0] for trace in traces if trace][:1])), configured, tuple(devices), pools.all(), stacks.result(),
-                     notes=tuple(notes))
+        notes.append("The snapshot has no history: torch records it only after "
+                     "torch.cuda.memory._record_memory_history().")
+    schema = _schema(document, rows, decode([trace[0] for trace in traces if trace][:1]))
+    return Recording(name, schema, configured, tuple(devices), pools.all(), stacks.result(), notes=tuple(notes))
+
+
+def _part(progress: Progress, start: int, length: int, total: int) -> Progress:
+    return lambda done: progress((start + done * length) / total)
 
 
 def _traces(told: Any) -> list[list[Any]]:
@@ -91,7 +96,8 @@ def _settings(told: Any) -> tuple[settings.Settings | None, list[str]]:
     if type(told) is not dict:
         raise Refused(f"allocator_settings is {kind(told)}, and must be a dict.")
     try:
-        return settings.from_snapshot({key: _setting(key, value) for key, value in told.items() if key in _SETTINGS}), []
+        known = {key: _setting(key, value) for key, value in told.items() if key in _SETTINGS}
+        return settings.from_snapshot(known), []
     except ValueError as error:
         return None, [f"The allocator's settings could not be understood: {error}."]
 
@@ -121,7 +127,7 @@ def _schema(document: dict[Any, Any], rows: list[dict[str, Any]], first_events: 
         form = "torch list of segments"
     else:
         form = "torch snapshot"
-    block = next((row["blocks"][0] for row in rows if row.get("blocks")), {})
+    block: dict[str, Any] = next((row["blocks"][0] for row in rows if row.get("blocks")), {})
     return f"{form} ({_age(document, rows, block, event)})"
 
 
