@@ -11,6 +11,7 @@ from typing import Any
 from kvobs.allocator.held import Forced, Held, forced, held
 from kvobs.allocator.holders import Attribution, Holdings, frame_text, holders
 from kvobs.allocator.kinds import KINDS
+from kvobs.allocator.pinning import pins
 from kvobs.allocator.recording import OOM, DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.report._map import UNIT, Map, memory_map, packed, place
@@ -19,6 +20,7 @@ from kvobs.allocator.timeline import NAMES, Timeline, interval_line, timeline
 
 TEXT = 160  # letters of one name
 OOMS = 64
+PINS = 10
 BLOCKS = 150_000
 MEANING = {
     "requested": "requested by the program and in use",
@@ -69,8 +71,9 @@ def _device(recording: Recording, device: DeviceRecording, replay: Replay, told:
         "forced": [_forced(one) for one in forced(recording, device, replay)], "forced_total": len(replay.forced),
         "definitions": [[one["name"], one["owner"], one["formula"], told["definitions"][one["name"]], one["unit"],
                          one["reason"], one["objection"]] for one in told["about_definitions"]],
-        "pins": [[f"{pin['address']:x}", pin["size_bytes"], pin["held_back_bytes"], pin["blocks"], pin["block_bytes"],
-                  text(_innermost(pin["frames"]))] for pin in told["pins"]],
+        "pins": [[f"{pin.address:x}", pin.size_bytes, pin.held_back_bytes, pin.blocks, pin.block.size,
+                  text(found.groups[found.group(pin.block.stack, pin.block.requested)].label)]
+                 for pin in pins(device.state, settings)[:PINS]],
         "map": _map(drawn, found),
     }
 
@@ -108,11 +111,6 @@ def _oom(told: Mapping[str, Any]) -> dict[str, Any]:
     return {"requested": told["requested_bytes"], "device_free": told["device_free_bytes"],
             "verdict": told["verdict"], "sentence": " ".join(filter(None, (told["sentence"], told["note"]))),
             "facts": facts, "event": told["event"]}
-
-
-def _innermost(frames: Sequence[str]) -> str:
-    """The first frame of Python code, since the allocator's own C++ frames say nothing."""
-    return next((frame for frame in frames if ".py:" in frame), frames[0] if frames else "no stack was recorded")
 
 
 def _waste(told: Mapping[str, Any], reserved: int) -> dict[str, Any]:

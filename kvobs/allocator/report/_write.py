@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import tempfile
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,16 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x202
 
 def html(recording: Recording, replays: Sequence[Replay], document: Mapping[str, Any]) -> str:
     """The report of a recording as a page. ``document`` is that of ``explain``, ``replays`` one per device."""
+    return page_of(page_data(recording, replays, document))
+
+
+def page_of(found: Mapping[str, Any], *, whole: bool = True) -> str:
+    """The page that draws ``page_data``; without ``whole`` the timeline and the memory map alone, to stand within
+    another page.
+    """
     style, script = _read("page.css"), "\n".join(_read(name) for name in _SCRIPTS)
-    data = json.dumps(page_data(recording, replays, document), ensure_ascii=True, separators=(",", ":"),
-                      allow_nan=False).translate(_ESCAPES)
+    data = json.dumps({"whole": whole} | dict(found), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    data = data.translate(_ESCAPES)
     policy = (f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
               "form-action 'none'")
     page = _read("page.html")
@@ -42,16 +48,13 @@ def write_html(recording: Recording, replays: Sequence[Replay], document: Mappin
         OSError: the file cannot be written.
     """
     page = html(recording, replays, document)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with beside.open("x", encoding="utf-8") as file:
             file.write(page)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(path)
+        beside.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 

@@ -14,7 +14,7 @@ function mapOf(told, kinds, name) {
   const canvas = element("canvas", {tabindex: "0", role: "img", "aria-label":
     `${name}: memory map. The arrow keys go from block to block; the table below lists the largest.`});
   const hint = element("div", {class: "hint", hidden: ""});
-  const said = element("p", {class: "score", "aria-live": "polite"});
+  const said = element("p", {class: "said", "aria-live": "polite"});
   const box = element("div", {class: "drawing map"}, canvas, hint);
   const legend = element("ul", {class: "legend"});
   const largest = element("div");

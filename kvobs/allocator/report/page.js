@@ -156,6 +156,7 @@ function definitions(device) {
 
 function deviceSection(device) {
   const past = history(device);
+  if (!DATA.whole) return {section: element("section", {}, past.nodes), start: past.start};
   const section = element("section", {id: `device-${device.device}`},
     element("h2", {}, `Device ${device.device}`),
     element("ul", {class: "figures"}, device.numbers.map(([name, value]) => element("li", {},
@@ -177,9 +178,9 @@ function usage(one) {
 
 const page = document.getElementById("page");
 const devices = DATA.devices.map(deviceSection);
-page.append(...header(), ...(devices.length || DATA.usage.length ? []
+page.append(...(DATA.whole ? header() : []), ...(devices.length || DATA.usage.length ? []
   : [paragraph("The file tells nothing about an allocator's state.")]),
-...(devices.length > 1 ? [element("nav", {"aria-label": "Devices"}, DATA.devices.map((device) =>
+...(devices.length > 1 && DATA.whole ? [element("nav", {"aria-label": "Devices"}, DATA.devices.map((device) =>
   element("a", {href: `#device-${device.device}`, class: "controls"}, `Device ${device.device}`)))] : []),
 ...devices.map((device) => device.section), ...DATA.usage.map(usage));
 for (const device of devices) device.start();
