@@ -133,7 +133,8 @@ class OomObserver:
         segments = self._handle.segments()
         verdict = json.dumps(self._verdict(segments, device, requested, allowed, free) if held <= MOST_JUDGED else
                              {"verdict": None, "reason": UNJUDGED}, separators=(",", ":"))
-        return f'{summary(segments, SNAPSHOT_LIMIT - len(verdict))[:-1]},"verdict":{verdict}}}', ""
+        rest = f',"verdict":{verdict}}}'
+        return summary(segments, SNAPSHOT_LIMIT - len(rest) + 1)[:-1] + rest, ""
 
     def _verdict(self, segments: Any, device: int, requested: int, allowed: int, free: int) -> dict[str, Any]:
         """What would become of the request if it was made again; what goes wrong here costs the verdict only."""
