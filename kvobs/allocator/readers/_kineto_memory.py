@@ -23,7 +23,7 @@ class MemoryEvent(NamedTuple):
 
     time: int
     kind: int
-    index: int
+    number: int
     allocated: int
     reserved: int
 
@@ -32,7 +32,7 @@ class OomEvent(NamedTuple):
     """A request of ``size`` bytes that failed."""
 
     kind: int
-    index: int
+    number: int
     size: int
 
 
@@ -40,7 +40,7 @@ def usages(memory: list[MemoryEvent], ooms: list[OomEvent]) -> tuple[tuple[Usage
     """Usage of each device, and what is missing in it, in sentences."""
     found: dict[tuple[int, int], list[MemoryEvent]] = {}
     for event in sorted(memory, key=lambda event: event.time):
-        found.setdefault((event.kind, event.index), []).append(event)
+        found.setdefault((event.kind, event.number), []).append(event)
     usage, notes = [], []
     for (kind, index), events in sorted(found.items()):
         usage.append(_usage(device_name(kind, index), kind, events))
@@ -49,8 +49,8 @@ def usages(memory: list[MemoryEvent], ooms: list[OomEvent]) -> tuple[tuple[Usage
     if usage:
         notes.append("A trace tells neither the allocator's segments nor its streams: its memory events are shown over "
                      "time, and not replayed.")
-    for kind, index in sorted({(oom.kind, oom.index) for oom in ooms}):
-        sizes = [oom.size for oom in ooms if (oom.kind, oom.index) == (kind, index)]
+    for kind, index in sorted({(oom.kind, oom.number) for oom in ooms}):
+        sizes = [oom.size for oom in ooms if (oom.kind, oom.number) == (kind, index)]
         notes.append(f"{device_name(kind, index)} ran out of memory {len(sizes)} times; the largest request that "
                      f"failed was of {max(sizes)} bytes. A trace does not tell what the device had free.")
     return tuple(usage), tuple(notes)
