@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from kvobs.allocator import program as ops
 from kvobs.allocator import recording, script
+from kvobs.allocator.capacity import GIVEN_BACK, granted, reserved_before, reserved_bytes
 from kvobs.allocator.program import Program
-from kvobs.allocator.recording import UNKNOWN, DeviceRecording, Events, Stacks
+from kvobs.allocator.recording import UNKNOWN, DeviceRecording, Stacks
 from kvobs.allocator.script import Script, script_of
 from kvobs.allocator.seeding import seed
-from kvobs.allocator.settings import Settings
+from kvobs.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
 from kvobs.allocator.state import INACTIVE, PENDING, State
 
-GIVEN_BACK = frozenset({recording.SEGMENT_FREE, recording.SEGMENT_UNMAP})
 EMPTIES = frozenset({"empty_cache", "emptyCache"})  # functions whose frames name the caller of a release
 
 
@@ -61,39 +61,20 @@ def demand_of(device: DeviceRecording, settings: Settings, stacks: Stacks | None
     request failed is left to the model. Without a history the blocks of the last state are all there is.
     """
     undone = seed(device, settings)
-    maker = _Maker(device, script_of(device.events, undone.pools), stacks or Stacks())
+    maker = _Maker(device, script_of(device.events, undone.pools), settings, stacks or Stacks())
     maker.begin(undone.state)
     for index in range(len(maker.steps)):
         maker.step(index)
     return maker.end(undone.contradictions)
 
 
-def reserved_before(events: Events, last: int) -> array[int]:
-    """Bytes reserved before each event, and after the last: ``last`` with the recorded device calls undone."""
-    found = array("q", bytes(8 * (len(events) + 1)))
-    found[len(events)] = last
-    for index in range(len(events) - 1, -1, -1):
-        action = events.action[index]
-        if action in {recording.SEGMENT_ALLOC, recording.SEGMENT_MAP}:
-            last -= events.size[index]
-        elif action in GIVEN_BACK:
-            last += events.size[index]
-        found[index] = last
-    return found
-
-
-def reserved_bytes(device: DeviceRecording) -> int:
-    """Bytes reserved in the last state."""
-    return sum(segment.size for segment in device.state)
-
-
 class _Maker:
     """One pass over the steps of a history."""
 
-    def __init__(self, device: DeviceRecording, steps: Script, stacks: Stacks) -> None:
-        self.demand, self.steps, self._events = Demand(), steps, device.events
+    def __init__(self, device: DeviceRecording, steps: Script, settings: Settings, stacks: Stacks) -> None:
+        self.demand, self.steps, self._events, self._settings = Demand(), steps, device.events, settings
         self._reserved = reserved_before(device.events, reserved_bytes(device))
-        self._peak = max(self._reserved)
+        self._granted = granted(device.events, self._reserved, settings)
         self._emptying = {index for index, stack in enumerate(stacks.stacks)
                           if any(stacks.frames[frame][2] in EMPTIES for frame in stack)}
         self._live: dict[int, int] = {}  # handle by address
@@ -139,6 +120,7 @@ class _Maker:
             self._free(event, address)
         elif kind == script.DEFER:
             self._defer(event, address)
+        self._late = [(event, stream) for _, stream in self._late]
         self._flush()
 
     def end(self, contradictions: int) -> Demand:
@@ -210,23 +192,40 @@ class _Maker:
     def _emptied(self, index: int) -> bool:
         """Whether memory went back before a request rather than because of it.
 
-        It did where the stack says so, where it is another than the request's, and where the device gave
-        more at another time than it would have had to.
+        It did where the stack says so or is another than the request's, where what went back would have served the
+        request, and where the device could have given what the request needed without it.
         """
         steps, events = self.steps, self._events
         last = steps.event[index]
         first = steps.event[index - 1] + 1 if index else 0
         backs = [at for at in range(first, last) if events.action[at] in GIVEN_BACK]
         told = {events.stack[at] for at in backs if events.stack[at] != UNKNOWN}
+        if told & self._emptying or self._fitted(index):
+            return True
+        emptied = bool(told) and events.stack[last] not in {*told, UNKNOWN}
         wanted = self._reserved[backs[0]] + sum(
             steps.call_size[at] for at in range(steps.first[index], steps.first[index + 1])
             if steps.call[at] not in GIVEN_BACK)
-        if told & self._emptying:
-            return True
-        if told and events.stack[last] != UNKNOWN:
-            emptied = events.stack[last] not in told
-        else:
-            emptied = steps.step[index] == script.ALLOC and wanted <= self._peak
-        if not emptied and steps.step[index] == script.ALLOC and wanted > self._reserved[backs[0]]:
-            self.demand.refused.append(wanted)
+        if steps.step[index] == script.ALLOC:
+            if wanted <= self._granted:
+                return True
+            if not emptied:
+                self.demand.refused.append(wanted)
         return emptied
+
+    def _fitted(self, index: int) -> bool:
+        """Whether memory that went back would have served the request."""
+        steps, settings = self.steps, self._settings
+        rounded, limit = settings.round_size(steps.size[index]), settings.max_split_size
+        for at in range(steps.first[index], steps.first[index + 1]):
+            call, size = steps.call[at], steps.call_size[at]
+            if call == recording.SEGMENT_FREE:
+                small = size == SMALL_SEGMENT
+            else:
+                small = size % settings.page_size(False) != 0
+            if (call in GIVEN_BACK and size >= rounded and small == (rounded <= SMALL_SIZE)
+                    and (steps.call_stream[at], steps.call_pool[at]) == (steps.stream[index], steps.pool[index])
+                    and (limit is None or (size < limit if rounded < limit
+                                           else size < rounded + settings.max_non_split_rounding))):
+                return True
+        return False

@@ -9,18 +9,18 @@ from itertools import pairwise
 from operator import mul
 
 from kvobs.allocator import program as ops
-from kvobs.allocator import recording as events
 from kvobs.allocator.calls import PAGE, Estimate, estimates
-from kvobs.allocator.capacity import Capacity, capacity_of
+from kvobs.allocator.capacity import GIVEN_BACK, TAKEN, Capacity, capacity_of, reserved_before, reserved_bytes
 from kvobs.allocator.chains import IsKV, Regrown, regrow
 from kvobs.allocator.core import run
-from kvobs.allocator.demand import GIVEN_BACK, Demand, demand_of, reserved_before, reserved_bytes
+from kvobs.allocator.demand import Demand, demand_of
 from kvobs.allocator.growth import PAGED, STATIC, Growth
 from kvobs.allocator.kinds import kind_of
 from kvobs.allocator.program import Outcome, Program
-from kvobs.allocator.recording import UNKNOWN, Calls, DeviceRecording, Events, Recording
+from kvobs.allocator.recording import OOM, UNKNOWN, Calls, DeviceRecording, Events, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import Settings
+from kvobs.allocator.verdict import SUCCEEDS as SERVED
 from kvobs.allocator.verdict import Request, judge
 
 MOST_JUDGED = 8  # failed requests whose verdict is worked out: each costs a run up to it
@@ -39,7 +39,7 @@ CANNOT_KNOW = (
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A request that ran out of memory. ``event``: that it stands for, UNKNOWN before the first. ``verdict``: why, for
-    the first few of a run, else None.
+    the first few of a run; None for others, and where only addresses lacked.
     """
 
     event: int
@@ -145,7 +145,7 @@ def case_of(recording: Recording, device: DeviceRecording, capacity: int | None 
         settings = Settings()
         notes.append("The file does not tell the allocator's settings; the defaults are taken.")
     demand = demand_of(device, settings, recording.stacks)
-    found = capacity_of(device, demand, settings)
+    found = capacity_of(device, settings, demand.refused)
     return Case(device, demand, settings, found, found.bytes if capacity is None else capacity, recording.calls,
                 (*notes, *demand.notes))
 
@@ -234,7 +234,7 @@ def _failure(demand: Demand, settings: Settings, capacity: int | None, op: int, 
     allowed = None if settings.memory_fraction is None else int(settings.memory_fraction * capacity) - reserved
     freeable = frozenset(program.pool[at] for at in range(op) if program.op[at] == ops.RELEASE_POOL)
     judged = judge(outcome.state, settings, Request(size, stream, pool), capacity - reserved, allowed, freeable)
-    return replace(found, verdict=judged.verdict.value)
+    return found if judged.verdict in SERVED else replace(found, verdict=judged.verdict.value)
 
 
 def _moved(outcome: Outcome) -> tuple[int, int]:
@@ -265,10 +265,10 @@ def _over_time(outcome: Outcome, weights: array[int]) -> float | None:
 def _recorded(device: DeviceRecording, before: Figures, replay: Replay | None) -> Recorded:
     history = device.events
     peak = max(reserved_before(history, reserved_bytes(device)))
-    taken = sum(action in {events.SEGMENT_ALLOC, events.SEGMENT_MAP} for action in history.action)
+    taken = sum(action in TAKEN for action in history.action)
     return Recorded(
         peak, max(replay.allocated, default=None) if replay is not None and replay.usable else None, taken,
-        sum(action in GIVEN_BACK for action in history.action), history.action.count(events.OOM),
+        sum(action in GIVEN_BACK for action in history.action), history.action.count(OOM),
         before.peak_reserved_bytes - peak)
 
 
