@@ -47,9 +47,8 @@ class Expandable:
             if _reach(block, size) >= size:
                 return block
             index += 1
-        page, capacity = self.settings.page_size(pool.small), self.device.capacity
-        space = UNLIMITED_RANGE if capacity is None else capacity + capacity // 8
-        space = -(-space // page) * page
+        page = self.settings.page_size(pool.small)
+        space = -(-(UNLIMITED_RANGE if self.device.space is None else self.device.space) // page) * page
         segment = Range(self.device.reserve(space), space, page)
         block = Block(pool, stream, segment.address, space, segment)
         block.mapped = False

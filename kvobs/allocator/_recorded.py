@@ -22,6 +22,7 @@ class RecordedDevice:
     """Answers with the calls of one step. Calls that the recording does not have are ``extra``, to be taken back."""
 
     capacity: int | None = None
+    space: int | None = None
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

@@ -14,6 +14,7 @@ class Device(Protocol):
     """The calls of an allocator, in bytes. Addresses are integers; nothing is ever read or written there."""
 
     capacity: int | None
+    space: int | None  # bytes of addresses that an expandable segment reserves; None: far more than is ever needed
 
     def malloc(self, size: int) -> int | None:
         """Take memory (cudaMalloc): an address, or None when the device has none left."""
@@ -38,8 +39,10 @@ class SimulatedDevice:
     size compete.
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
+    def __init__(self, capacity: int | None = None, space: int | None = None) -> None:
         self.capacity = capacity
+        # PyTorch reserves 1.125 times the device's memory, so that pages can move to the end of a segment.
+        self.space = capacity + capacity // 8 if space is None and capacity is not None else space
         self.used = 0
         self._next_address, self._next_reservation = FIRST_ADDRESS, FIRST_RESERVATION
 

@@ -32,17 +32,17 @@ def microseconds() -> int:
 class RecordingAllocator(Allocator):
     """The twin on a simulated device, with a history as torch keeps it: a ring of the last ``max_entries`` events.
 
-    ``capacity`` in bytes, None for a device without limit. ``now`` gives the time of an event.
+    ``capacity`` in bytes, None for a device without limit; ``space`` as in ``Device``; ``now`` gives an event its time.
     """
 
     def __init__(self, settings: Settings | None = None, capacity: int | None = None, max_entries: int | None = None,
-                 now: Callable[[], int] = microseconds) -> None:
+                 now: Callable[[], int] = microseconds, space: int | None = None) -> None:
         self.history: deque[dict[str, Any]] = deque(maxlen=max_entries)
         self._now, self._capacity = now, capacity
         self._frames: dict[int, list[dict[str, Any]]] = {}
         self._asking: tuple[int, list[dict[str, Any]]] = 0, []
         self._releasing = 0  # the stream of what is being given back
-        super().__init__(settings, _Listening(self, capacity))
+        super().__init__(settings, _Listening(self, capacity, space))
 
     def alloc(self, size: int, stream: int = 0, pool: int = 0, frames: Sequence[Frame] = ()) -> int:
         """Serve a request made by these ``frames`` (innermost first).
@@ -128,8 +128,8 @@ class RecordingAllocator(Allocator):
 class _Listening(SimulatedDevice):
     """A simulated device that tells the allocator what it did."""
 
-    def __init__(self, listener: RecordingAllocator, capacity: int | None) -> None:
-        super().__init__(capacity)
+    def __init__(self, listener: RecordingAllocator, capacity: int | None, space: int | None) -> None:
+        super().__init__(capacity, space)
         self._listener = listener
 
     def malloc(self, size: int) -> int | None:
