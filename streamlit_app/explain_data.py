@@ -31,13 +31,16 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Explained:
-    """One file: what was read, what can be said, and its pictures (a whole report, and timeline with map alone)."""
+    """One file: what was read, what can be said, and its pictures: a whole report, and timeline with map alone, which
+    is ``height`` pixels high.
+    """
 
     recording: Recording
     replays: tuple[Replay, ...]
     document: dict[str, Any]
     report: str
     history: str
+    height: int
 
 
 @dataclass
@@ -101,7 +104,15 @@ def work_out(path: Path, name: str, progress: Progress) -> Explained:
     told = explain(recording, progress=lambda words: progress(0.6, words))
     progress(0.8, "Drawing")
     drawn = page_data(recording, told.replays, told.document)
-    return Explained(recording, told.replays, told.document, page_of(drawn), page_of(drawn, whole=False))
+    return Explained(recording, told.replays, told.document, page_of(drawn), page_of(drawn, whole=False),
+                     height_of(drawn))
+
+
+def height_of(drawn: Mapping[str, Any]) -> int:
+    """The pixels that timelines and maps need. A frame cannot tell: its page runs no script but its own."""
+    lines = sum(420 for one in (*drawn["devices"], *drawn["usage"]) if one["timeline"] is not None)
+    maps = [one["map"] for one in drawn["devices"]]
+    return 60 + lines + sum(400 + 16 * int(one["rows"]) + 37 * min(int(one["blocks"]["count"]), 10) for one in maps)
 
 
 def compare(found: Explained, index: int, changes: Mapping[str, str], capacity: int | None,

@@ -13,7 +13,6 @@ from kvobs.allocator.readers import Unreadable
 from kvobs.allocator.report import MEANING, score_text
 from streamlit_app import explain_data, units
 
-HEIGHT = 1_500  # of the frame with timeline and map
 CHANGES = 200  # requests listed one by one
 OOMS = 16
 
@@ -87,7 +86,8 @@ def _page(content: str, found: explain_data.Explained) -> None:
                              key=f"explain-device-{content}")
     if devices:
         _device(found, index)
-    _frame(found.history)
+    # The page's own policy runs no script but the one that it came with, whatever the file's texts are.
+    st.iframe(found.history, height=found.height)
     if devices:
         _holders(devices[index])
         _what_if(found, index, content)
@@ -117,11 +117,6 @@ def _device(found: explain_data.Explained, index: int) -> None:
                "exactly": units.raw(device["waste"][f"{name}_bytes"], "B"),
                "share": units.share(device["waste"][f"{name}_bytes"] / reserved) if reserved else "-",
                "what it is": meaning} for name, meaning in MEANING.items()], hide_index=True)
-
-
-def _frame(page: str) -> None:
-    # The page's own policy runs no script but the one that it came with, whatever the file's texts are.
-    st.iframe(page, height=HEIGHT)
 
 
 def _holders(device: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from kvobs.allocator.timeline import NAMES, Timeline, interval_line, timeline
 TEXT = 160  # letters of one name
 OOMS = 64
 PINS = 10
+ROWS = 40  # of the map, at most
 BLOCKS = 150_000
 MEANING = {
     "requested": "requested by the program and in use",
@@ -180,6 +181,8 @@ def _map(drawn: Map, found: Attribution) -> dict[str, Any]:
             "end": packed_column("H", [spans.end[index] for index in chosen]),
             "group": packed_column("H", [spans.group[index] for index in chosen]),
             "state": packed_column("B", [spans.state[index] for index in chosen])}
-    return {"moments": drawn.moments, "total": sum(size for _, size, _ in ranges), "unit": UNIT, "outside": outside,
+    total = sum(size for _, size, _ in ranges)
+    row = 1 << max(-(-total // ROWS) - 1, UNIT - 1).bit_length()  # bytes: a power of two
+    return {"moments": drawn.moments, "row": row, "rows": max(-(-total // row), 1), "outside": outside,
             "ranges": [[f"{address:x}", size, at] for address, size, at in ranges[:4_096]],
             "groups": [[text(place_.label), place_.kind] for place_ in found.groups[:4_096]], **columns}

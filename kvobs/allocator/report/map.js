@@ -8,8 +8,8 @@ const PENDING = 1;
 function mapOf(told, kinds, name) {
   const blocks = columns(told.blocks);
   const segments = columns(told.segments);
-  const rowBytes = told.total ? 2 ** Math.ceil(Math.log2(Math.max(told.total / 40, told.unit))) : told.unit;
-  const rows = Math.max(Math.ceil(told.total / rowBytes), 1);
+  const rowBytes = told.row;
+  const rows = told.rows;
   const state = {moment: told.moments.length - 1, by: "kind", shown: [], held: [], chosen: -1};
   const canvas = element("canvas", {tabindex: "0", role: "img", "aria-label":
     `${name}: memory map. The arrow keys go from block to block; the table below lists the largest.`});
@@ -179,7 +179,7 @@ function mapOf(told, kinds, name) {
     element("li", {}, swatch("absent"), "not reserved at this moment"));
     const ordered = [...state.shown].sort((a, b) => blocks.size[b] - blocks.size[a] || blocks.at[a] - blocks.at[b]);
     largest.replaceChildren(table("The largest blocks at this moment",
-      [["address", ""], ["bytes", "number"], ["state", ""], ["kind", ""], ["allocated by", ""]],
+      [["address", "address"], ["bytes", "number"], ["state", ""], ["kind", ""], ["allocated by", ""]],
       ordered.slice(0, 10).map((index) => [addressOf(blocks.at[index]), sized(blocks.size[index]),
         pending(index) ? "pending" : "allocated", group(index)[1], group(index)[0]])));
   }

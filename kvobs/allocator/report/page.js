@@ -50,7 +50,7 @@ function waste(device) {
       parts.map(([name, value, meaning]) => [element("span", {}, swatch(WASTE_COLOURS[name]), name), sized(value),
         reserved ? `${(100 * value / reserved).toFixed(1)} %` : "-", meaning])),
     ...(device.pins.length ? [element("h4", {}, "What keeps free bytes from being returned"),
-      table("Pinned segments", [["segment", ""], ["its bytes", "number"], ["held back", "number"],
+      table("Pinned segments", [["segment", "address"], ["its bytes", "number"], ["held back", "number"],
         ["by blocks", "number"], ["smallest of them", "number"], ["allocated by", ""]],
       device.pins.map(([address, bytes, held, blocks, block, frame]) => [`0x${address}`, sized(bytes), sized(held),
         count(blocks), sized(block), frame]))] : [])];
