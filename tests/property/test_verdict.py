@@ -43,7 +43,7 @@ class Made:
 
 
 SIZES = st.one_of(st.integers(1, MIB), st.integers(MIB, 10 * MIB), st.integers(10 * MIB, 60 * MIB),
-                  st.sampled_from([MIB, 2 * MIB, 20 * MIB, 21 * MIB, 32 * MIB, 40 * MIB]))
+                  st.sampled_from([MIB, 2 * MIB, 20 * MIB, 21 * MIB, 32 * MIB, 70 * MIB]))
 STREAMS, POOLS = st.sampled_from([0, 0, 0, 7]), st.sampled_from([0, 0, 0, 0, 0, 0, 0, 1])
 ALLOCS = st.tuples(st.just("alloc"), SIZES, STREAMS, POOLS)
 FREES = st.tuples(st.just("free"), st.integers(0, 99), st.booleans())

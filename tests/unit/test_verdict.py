@@ -127,6 +127,20 @@ def test_expandable_blocks_are_skipped_once_the_setting_is_off() -> None:
     assert verdict(SMALL_IN_LARGE, 24 * MIB) is Verdict.FRAGMENTED
 
 
+def test_a_block_that_can_grow_is_left_for_later() -> None:
+    """Of 20 MiB at a segment's end and 24 MiB inside it, 18 MiB take the 24, so 21 MiB need a page: as in the twin."""
+    twin = Allocator(EXPANDABLE)
+    inside, _, at_the_end = (twin.alloc(size * MIB) for size in (24, 16, 20))
+    twin.free(inside)
+    twin.free(at_the_end)
+    demand = Demand("cuda:0", 0, 0, (18 * MIB, 21 * MIB))
+    index, found = for_demand(twin.snapshot(), EXPANDABLE, demand, 20 * MIB)
+    assert (index, found.verdict, found.evidence.segment_bytes) == (1, Verdict.GROW, 20 * MIB)
+    assert twin.alloc(18 * MIB) == inside
+    assert twin.alloc(21 * MIB) == at_the_end
+    assert twin.stats().reserved == 80 * MIB
+
+
 def test_a_memory_fraction_refuses_what_the_device_would_give() -> None:
     """With 10 MiB left of what is allowed, a segment of 32 MiB is refused although the device has room."""
     state = (segment(0, (2 * MIB, 2 * MIB, ALLOCATED), (18 * MIB, 0, INACTIVE)),)
