@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_double, c_int, c_int64, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_int64, c_uint64, c_void_p
 
+from kvobs.allocator.device import Device
 from kvobs.allocator.settings import INTERVALS, Settings
 
 VERSION = 1
@@ -30,6 +31,29 @@ class CStats(ctypes.Structure):
     """Totals of an allocator."""
 
     _fields_ = tuple((name, c_int64) for name in STATS)
+
+
+ADDRESS_OF_SIZE = CFUNCTYPE(c_uint64, c_void_p, c_uint64)
+NOTHING_OF_RANGE = CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
+TRUTH_OF_RANGE = CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64)
+
+
+class CDevice(ctypes.Structure):
+    """A device's calls as the core makes them."""
+
+    _fields_ = (
+        ("user", c_void_p), ("malloc", ADDRESS_OF_SIZE), ("free", NOTHING_OF_RANGE), ("reserve", ADDRESS_OF_SIZE),
+        ("unreserve", NOTHING_OF_RANGE), ("map", TRUTH_OF_RANGE), ("unmap", NOTHING_OF_RANGE))
+
+
+def device_struct(device: Device) -> CDevice:
+    """A device in Python as the core calls it. It must outlive the core, and may not raise."""
+    return CDevice(
+        None, ADDRESS_OF_SIZE(lambda _, size: device.malloc(size) or 0),
+        NOTHING_OF_RANGE(lambda _, address, size: device.free(address, size)),
+        ADDRESS_OF_SIZE(lambda _, size: device.reserve(size)), NOTHING_OF_RANGE(0),
+        TRUTH_OF_RANGE(lambda _, address, size: device.map(address, size)),
+        NOTHING_OF_RANGE(lambda _, address, size: device.unmap(address, size)))
 
 
 # Numbers in an array of 64-bit integers: of one segment, and of one block.
@@ -60,7 +84,17 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "kvobs_set": (c_void_p, settings), "kvobs_get_stats": (c_void_p, POINTER(CStats)),
         "kvobs_alloc": (c_void_p, c_int64, c_int64, c_int64, address),
         "kvobs_snapshot_size": (c_void_p, number, number), "kvobs_snapshot": (c_void_p, c_void_p, c_void_p),
-        "kvobs_run": (c_void_p, c_int64, *[c_void_p] * 5, settings, c_int64, *[c_void_p] * 3, number)}
+        "kvobs_run": (c_void_p, c_int64, *[c_void_p] * 5, settings, c_int64, *[c_void_p] * 3, number),
+        "kvobs_load": (c_void_p, c_uint64, c_uint64, c_void_p, c_int64, c_void_p),
+        "kvobs_finish": (c_void_p, c_uint64), "kvobs_fits": (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int)),
+        "kvobs_alloc_from_device": (c_void_p, c_int64, c_int64, c_int64, address),
+        "kvobs_place": (c_void_p, c_uint64, c_int64, c_int64),
+        "kvobs_release_for": (c_void_p, c_int64, c_int64, c_int64),
+        "kvobs_settle": (c_void_p, c_uint64, c_int64, c_int),
+        "kvobs_install": (c_void_p, c_uint64, c_int64, c_int64, c_int64, c_int),
+        "kvobs_install_pages": (c_void_p, c_uint64, c_int64, c_int64, c_int64, c_int),
+        "kvobs_remove": (c_void_p, c_uint64, c_int64), "kvobs_remove_pages": (c_void_p, c_uint64, c_int64),
+        "kvobs_follow": (c_void_p, c_int64, c_int64, *[c_void_p] * 9, number, number)}
     try:
         for name, arguments in signatures.items():
             function = getattr(library, name)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from kvobs.allocator import _abi, twin
 from kvobs.allocator import program as operations
 from kvobs.allocator._build import BuildError, library
-from kvobs.allocator.device import SimulatedDevice
+from kvobs.allocator.device import Device, SimulatedDevice
 from kvobs.allocator.program import Outcome, Program, Stats
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.state import Block, Segment, State
@@ -57,12 +57,14 @@ def run(program: Program, settings: Settings, capacity: int | None = None, engin
 
 
 class Core:
-    """The C++ allocator on a simulated device of ``capacity`` bytes; the methods of ``twin.Allocator``.
+    """The C++ allocator, on a simulated device of ``capacity`` bytes or on a given ``device`` that has them; the
+    methods of ``twin.Allocator``.
 
     One thread at a time. Freed with the object.
     """
 
-    def __init__(self, settings: Settings | None = None, capacity: int | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, capacity: int | None = None,
+                 device: Device | None = None) -> None:
         self._handle: int | None = None
         reason = why_not()
         if reason is not None:
@@ -71,7 +73,10 @@ class Core:
             raise ValueError(f"a capacity of {capacity} bytes is not allowed; more than 0, or None for no limit")
         self._library = cast("Any", _library())
         own = settings or Settings()
-        self._handle = self._library.kvobs_create(ctypes.byref(_abi.settings_struct(own)), capacity or 0, None)
+        self._table = None if device is None else _abi.device_struct(device)
+        self._handle = self._library.kvobs_create(
+            ctypes.byref(_abi.settings_struct(own)), capacity or 0,
+            None if self._table is None else ctypes.byref(self._table))
         if not self._handle:
             raise ValueError(f"these settings are out of range: {own}, a capacity of {capacity} bytes")
 
@@ -90,57 +95,57 @@ class Core:
         code = self._library.kvobs_alloc(self._handle, stream, pool, _int64(size), ctypes.byref(address))
         if code == _abi.OUT_OF_MEMORY:
             raise OutOfMemory(f"{size} bytes on stream {stream}")
-        _check(code, f"a request of {size} bytes")
+        check(code, f"a request of {size} bytes")
         return address.value
 
     def free(self, address: int) -> None:
         """Give a block back: at once, or when the streams that use it have caught up."""
-        _check(self._library.kvobs_free(self._handle, address), address)
+        check(self._library.kvobs_free(self._handle, address), address)
 
     def record_stream(self, address: int, stream: int) -> None:
         """Say that another stream uses a block too."""
-        _check(self._library.kvobs_record_stream(self._handle, address, stream), address)
+        check(self._library.kvobs_record_stream(self._handle, address, stream), address)
 
     def advance(self, stream: int) -> None:
         """Say that the device has done everything queued on a stream; blocks become free at the next request."""
-        _check(self._library.kvobs_advance(self._handle, stream), stream)
+        check(self._library.kvobs_advance(self._handle, stream), stream)
 
     def empty_cache(self) -> None:
         """Return every segment to the device that holds nothing."""
-        _check(self._library.kvobs_empty_cache(self._handle), "empty_cache")
+        check(self._library.kvobs_empty_cache(self._handle), "empty_cache")
 
     def release_pool(self, pool: int) -> None:
         """Say that no graph uses a private pool any more: its segments may be returned."""
         code = self._library.kvobs_release_pool(self._handle, pool)
         if code != _abi.UNKNOWN:  # nothing was ever allocated there
-            _check(code, pool)
+            check(code, pool)
 
     def set(self, settings: Settings) -> None:
         """Change the settings; what is allocated stays where it is."""
-        _check(self._library.kvobs_set(self._handle, ctypes.byref(_abi.settings_struct(settings))), settings)
+        check(self._library.kvobs_set(self._handle, ctypes.byref(_abi.settings_struct(settings))), settings)
 
     def defer(self, address: int) -> None:
         """Give a block back that something still uses; ``complete`` will say when it is free."""
-        _check(self._library.kvobs_defer(self._handle, address), address)
+        check(self._library.kvobs_defer(self._handle, address), address)
 
     def complete(self, address: int) -> None:
         """Say that a deferred block is free."""
-        _check(self._library.kvobs_complete(self._handle, address), address)
+        check(self._library.kvobs_complete(self._handle, address), address)
 
     def stats(self) -> Stats:
         """Totals now."""
         found = _abi.CStats()
-        _check(self._library.kvobs_get_stats(self._handle, ctypes.byref(found)), "stats")
+        check(self._library.kvobs_get_stats(self._handle, ctypes.byref(found)), "stats")
         return Stats(*(getattr(found, name) for name in _abi.STATS))
 
     def snapshot(self) -> State:
         """Segments and blocks now, as ``torch.cuda.memory_snapshot`` tells them."""
         segments, blocks = ctypes.c_int64(), ctypes.c_int64()
-        _check(self._library.kvobs_snapshot_size(self._handle, ctypes.byref(segments), ctypes.byref(blocks)),
+        check(self._library.kvobs_snapshot_size(self._handle, ctypes.byref(segments), ctypes.byref(blocks)),
                "snapshot")
-        heads = _zeros("q", segments.value * _abi.SEGMENT_FIELDS)
-        parts = _zeros("q", blocks.value * _abi.BLOCK_FIELDS)
-        _check(self._library.kvobs_snapshot(self._handle, _pointer(heads), _pointer(parts)), "snapshot")
+        heads = zeros("q", segments.value * _abi.SEGMENT_FIELDS)
+        parts = zeros("q", blocks.value * _abi.BLOCK_FIELDS)
+        check(self._library.kvobs_snapshot(self._handle, pointer(heads), pointer(parts)), "snapshot")
         return _state(heads, parts)
 
     def run(self, program: Program) -> Outcome:
@@ -150,17 +155,17 @@ class Core:
             ValueError: an operation is not allowed.
         """
         count = len(program)
-        address, reserved, allocated = (_zeros("q", count) for _ in range(3))
+        address, reserved, allocated = (zeros("q", count) for _ in range(3))
         changes = (_abi.CSettings * len(program.settings))(*map(_abi.settings_struct, program.settings))
         done = ctypes.c_int64()
-        columns = [_pointer(column) for column in (program.op, program.handle, program.size, program.stream,
+        columns = [pointer(column) for column in (program.op, program.handle, program.size, program.stream,
                                                    program.pool)]
         code = self._library.kvobs_run(
-            self._handle, count, *columns, changes, len(changes), _pointer(address), _pointer(reserved),
-            _pointer(allocated), ctypes.byref(done))
+            self._handle, count, *columns, changes, len(changes), pointer(address), pointer(reserved),
+            pointer(allocated), ctypes.byref(done))
         if code == _abi.INVALID:
             raise _refused(program, done.value)
-        _check(code, "a program")
+        check(code, "a program")
         stats = self.stats()
         return Outcome(address, reserved, allocated, _ooms(program, address, stats.ooms), stats, self.snapshot(),
                        "C++")
@@ -246,11 +251,13 @@ def _state(heads: array[int], parts: array[int]) -> State:
     return tuple(segments)
 
 
-def _zeros(code: str, count: int) -> array[int]:
+def zeros(code: str, count: int) -> array[int]:
+    """A column for the core to write to, of 8 bytes an entry."""
     return array(code, bytes(8 * count))
 
 
-def _pointer(column: array[int]) -> int:
+def pointer(column: array[int]) -> int:
+    """Where a column lies; it must outlive the call and keep its length."""
     return column.buffer_info()[0]
 
 
@@ -259,7 +266,8 @@ def _int64(value: int) -> int:
     return value if 0 <= value < 1 << 63 else -1
 
 
-def _check(code: int, what: object) -> None:
+def check(code: int, what: object) -> None:
+    """Turn a code of the core into the exception that it means."""
     if code == _abi.OK:
         return
     if code == _abi.UNKNOWN:

@@ -37,12 +37,12 @@ inline void Allocator::drop(Block *block) {
 inline void Allocator::add_free(Block *block) {
     block->freed_at = block->pool->lookups;
     block->place = block->pool->free.insert(
-        FreeKey{static_cast<uint64_t>(block->stream), block->size, block->address, block}).first;
+        FreeKey{static_cast<uint64_t>(block->stream), block->size, block->address, block});
 }
 
 inline void Allocator::add_unmapped(Block *block) {
     block->place = block->pool->unmapped.insert(
-        FreeKey{static_cast<uint64_t>(block->stream), 0, block->address, block}).first;
+        FreeKey{static_cast<uint64_t>(block->stream), 0, block->address, block});
 }
 
 inline Block *Allocator::alloc(uint64_t size, int64_t stream, int64_t pool) {
@@ -52,7 +52,9 @@ inline Block *Allocator::alloc(uint64_t size, int64_t stream, int64_t pool) {
     const uint64_t rounded = round_size(settings_, size);
     Pool &home = pool_of(pool, rounded);
     Block *block = find(home, rounded, stream);
-    if (!block) {
+    if (block) {
+        remove(block);
+    } else {
         collect_garbage();
         block = from_device(home, rounded, stream);
         if (!block && release_available(home, rounded, stream)) block = from_device(home, rounded, stream);
@@ -107,7 +109,6 @@ inline Block *Allocator::find(Pool &pool, uint64_t rounded, int64_t stream) {
     const uint64_t limit = settings_.max_split_size;
     if (rounded < limit && block->size >= limit) return nullptr;
     if (rounded >= limit && block->size >= rounded + settings_.max_non_split_rounding) return nullptr;
-    remove(block);
     return block;
 }
 
@@ -117,18 +118,21 @@ inline bool Allocator::splits(const Block *block, uint64_t rounded) const {
     return rounded < settings_.max_split_size && remaining > SMALL_SIZE;
 }
 
+// Cut the first `size` bytes off a block; the rest goes to the free list.
+inline Block *Allocator::cut(Block *rest, uint64_t size) {
+    Block *block = new_block(*rest->pool, rest->stream, rest->address, size, rest->range);
+    block->prev = rest->prev;
+    if (block->prev) block->prev->next = block;
+    block->next = rest;
+    rest->prev = block;
+    rest->address += size;
+    rest->size -= size;
+    add_free(rest);
+    return block;
+}
+
 inline Block *Allocator::hand_out(Block *block, uint64_t size, uint64_t rounded) {
-    if (splits(block, rounded)) {
-        Block *rest = block;
-        block = new_block(*rest->pool, rest->stream, rest->address, rounded, rest->range);
-        block->prev = rest->prev;
-        if (block->prev) block->prev->next = block;
-        block->next = rest;
-        rest->prev = block;
-        rest->address += rounded;
-        rest->size -= rounded;
-        add_free(rest);
-    }
+    if (splits(block, rounded)) block = cut(block, rounded);
     block->allocated = true;
     block->requested = size;
     stats_.allocated += static_cast<int64_t>(block->size);

@@ -29,6 +29,20 @@ public:
     bool release_pool(int64_t pool);
     void set(const Settings &settings) { settings_ = settings; }
 
+    // forced.hpp: told instead of asked
+    bool load(uint64_t base, uint64_t span, const kvobs_segment *segments, int64_t count, const kvobs_block *blocks,
+              std::vector<Block *> &live);
+    bool fits(uint64_t size, int64_t stream, int64_t pool);
+    Block *alloc_at(uint64_t address, uint64_t size, int64_t stream, int64_t pool);
+    Block *alloc_from_device(uint64_t size, int64_t stream, int64_t pool);
+    Block *place(uint64_t address, uint64_t size, int64_t stream);
+    void release_for(uint64_t size, int64_t stream, int64_t pool);
+    void settle(uint64_t address, int64_t stream, bool small);
+    void install(uint64_t address, uint64_t size, int64_t stream, int64_t pool, bool small);
+    bool remove_segment(uint64_t address, uint64_t size);
+    bool install_pages(uint64_t address, uint64_t size, int64_t stream, int64_t pool, bool small);
+    bool remove_pages(uint64_t address, uint64_t size);
+
     const kvobs_stats &stats() const { return stats_; }
     // The first blocks of every mapped run, in order of address.
     std::vector<Block *> heads() const;
@@ -38,6 +52,7 @@ private:
     Pool &pool_of(int64_t pool, uint64_t rounded);
     Block *find(Pool &pool, uint64_t rounded, int64_t stream);
     bool splits(const Block *block, uint64_t rounded) const;
+    Block *cut(Block *rest, uint64_t size);
     Block *hand_out(Block *block, uint64_t size, uint64_t rounded);
     Block *from_device(Pool &pool, uint64_t rounded, int64_t stream);
     void take_back(Block *block);
@@ -62,7 +77,13 @@ private:
     Block *expand(Pool &pool, uint64_t size, int64_t stream);
     Block *room(Pool &pool, uint64_t size, int64_t stream);
     bool map_block(Block *block, uint64_t size);
-    void unmap_block(Block *block);
+    bool unmap_block(Block *block);
+
+    Block *free_at(uint64_t address) const;
+    bool reserved_at(uint64_t address) const;
+    bool settle_in(Pool &pool, uint64_t address, int64_t stream);
+    void split_front(Block *block, uint64_t address);
+    Block *load_unmapped(Pool &home, Block *last, int64_t stream, uint64_t from, uint64_t until, Range *range);
 
     Block *new_block(Pool &pool, int64_t stream, uint64_t address, uint64_t size, Range *range = nullptr);
     void drop(Block *block);
@@ -90,4 +111,5 @@ private:
 
 #include "alloc.hpp"
 #include "expandable.hpp"
+#include "forced.hpp"
 #include "release.hpp"

@@ -77,8 +77,9 @@ struct FreeKey {
     }
 };
 
-// Unmapped ranges are searched by address: their keys have size 0.
-using FreeSet = std::set<FreeKey, std::less<FreeKey>, CellAllocator<FreeKey>>;
+// Unmapped ranges are searched by address: their keys have size 0. Keys are unique, except after a load of a state in
+// which segments overlap.
+using FreeSet = std::multiset<FreeKey, std::less<FreeKey>, CellAllocator<FreeKey>>;
 
 struct Pool {
     Pool(bool is_small, int64_t pool_id, Cells *cells)

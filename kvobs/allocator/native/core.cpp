@@ -275,3 +275,5 @@ int kvobs_run(kvobs_core *core, int64_t count, const uint8_t *op, const int64_t 
 }
 
 }  // extern "C"
+
+#include "forced_abi.hpp"

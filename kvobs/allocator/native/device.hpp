@@ -8,7 +8,8 @@ namespace kvobs {
 constexpr uint64_t FIRST_SEGMENT = 0x7f0000000000;
 constexpr uint64_t FIRST_RESERVATION = 0x600000000000;
 constexpr uint64_t UNLIMITED_RANGE = uint64_t{1} << 40;
-constexpr uint64_t ADDRESS_LIMIT = uint64_t{1} << 62;  // so that no sum of sizes overflows
+constexpr uint64_t ADDRESS_LIMIT = uint64_t{1} << 63;
+constexpr uint64_t SIMULATED_END = uint64_t{1} << 62;  // so that no sum of sizes overflows
 
 class Device {
 public:
@@ -20,8 +21,8 @@ public:
     bool simulated() const { return simulated_; }
 
     uint64_t malloc(uint64_t size) {
-        if (!simulated_) return callbacks_.malloc(callbacks_.user, size);
-        if (next_segment_ >= ADDRESS_LIMIT - size || !take(size)) return 0;
+        if (!simulated_) return usable(callbacks_.malloc(callbacks_.user, size));
+        if (next_segment_ >= SIMULATED_END - size || !take(size)) return 0;
         const uint64_t address = next_segment_;
         next_segment_ = round_up(address + size, ROUND_LARGE);
         return address;
@@ -36,8 +37,8 @@ public:
     uint64_t range() const { return capacity_ ? capacity_ + capacity_ / 8 : UNLIMITED_RANGE; }
 
     uint64_t reserve(uint64_t size) {
-        if (!simulated_) return callbacks_.reserve(callbacks_.user, size);
-        if (next_reservation_ >= ADDRESS_LIMIT - size) return 0;
+        if (!simulated_) return usable(callbacks_.reserve(callbacks_.user, size));
+        if (next_reservation_ >= SIMULATED_END - size) return 0;
         const uint64_t base = next_reservation_;
         next_reservation_ += round_up(size, ROUND_LARGE);
         return base;
@@ -57,6 +58,8 @@ public:
     }
 
 private:
+    static uint64_t usable(uint64_t address) { return address < ADDRESS_LIMIT ? address : 0; }
+
     bool take(uint64_t size) {
         if (capacity_ && (size > capacity_ || used_ > capacity_ - size)) return false;
         used_ += size;

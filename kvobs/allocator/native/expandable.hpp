@@ -64,13 +64,13 @@ inline bool Allocator::map_block(Block *block, uint64_t size) {
     return true;
 }
 
-// Return the whole pages inside a free block; a range without any page is given up.
-inline void Allocator::unmap_block(Block *block) {
+// Return the whole pages inside a free block, if it has any; a range without any page is given up.
+inline bool Allocator::unmap_block(Block *block) {
     Range *range = block->range;
     const uint64_t end = block->address + block->size;
     const uint64_t first = range->base + round_up(block->address - range->base, range->page);
     const uint64_t last = range->base + (end - range->base) / range->page * range->page;
-    if (first >= last) return;
+    if (first >= last) return false;
     remove(block);
     if (first > block->address) {
         Block *rest = new_block(*block->pool, block->stream, block->address, first - block->address, range);
@@ -95,10 +95,14 @@ inline void Allocator::unmap_block(Block *block) {
     shrank(last - first);
     merge(block, block->prev);
     merge(block, block->next);
-    if (block->split()) return add_unmapped(block);
+    if (block->split()) {
+        add_unmapped(block);
+        return true;
+    }
     device_.unreserve(range->base, range->size);
     delete range;
     drop(block);
+    return true;
 }
 
 }  // namespace kvobs

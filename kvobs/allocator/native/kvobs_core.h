@@ -99,6 +99,34 @@ int kvobs_run(kvobs_core *core, int64_t count, const uint8_t *op, const int64_t 
               const int64_t *stream, const int32_t *pool, const kvobs_settings *settings, int64_t settings_count,
               uint64_t *address, int64_t *reserved, int64_t *allocated, int64_t *done);
 
+/* What follows puts an instance where a recording says it was (kvobs/allocator/_forced.py says what each does).
+   KVOBS_UNKNOWN: there is no such block, segment or page, and nothing was done.
+
+   kvobs_load: one segment, or all mapped runs of one expandable segment, into an instance that has nothing there. */
+int kvobs_load(kvobs_core *core, uint64_t base, uint64_t span, const kvobs_segment *segments, int64_t count,
+               const kvobs_block *blocks);
+int kvobs_finish(kvobs_core *core, uint64_t address);
+int kvobs_fits(kvobs_core *core, int64_t stream, int64_t pool, int64_t size, int *fits);
+int kvobs_alloc_from_device(kvobs_core *core, int64_t stream, int64_t pool, int64_t size, uint64_t *address);
+int kvobs_place(kvobs_core *core, uint64_t address, int64_t size, int64_t stream);
+int kvobs_release_for(kvobs_core *core, int64_t stream, int64_t pool, int64_t size);
+int kvobs_settle(kvobs_core *core, uint64_t address, int64_t stream, int small);
+int kvobs_install(kvobs_core *core, uint64_t address, int64_t size, int64_t stream, int64_t pool, int small);
+int kvobs_remove(kvobs_core *core, uint64_t address, int64_t size);
+int kvobs_install_pages(kvobs_core *core, uint64_t address, int64_t size, int64_t stream, int64_t pool, int small);
+int kvobs_remove_pages(kvobs_core *core, uint64_t address, int64_t size);
+
+/* kvobs/allocator/script.py numbers them. */
+enum kvobs_step { KVOBS_STEP_ALLOC, KVOBS_STEP_FREE, KVOBS_STEP_DEFER, KVOBS_STEP_COMPLETE };
+
+/* Replay the steps of a script (its columns, from their beginning) from `start` until `stop`, or until the first one
+   that is more than taking from and giving to the cache exactly as recorded: *reached is that step, of which nothing
+   was done. *placed counts the requests. The last three columns are written, from their
+   beginning: bytes reserved, allocated and active after each of these steps. */
+int kvobs_follow(kvobs_core *core, int64_t start, int64_t stop, const uint8_t *step, const uint64_t *address,
+                 const int64_t *size, const int64_t *stream, const int32_t *pool, const int64_t *first,
+                 int64_t *reserved, int64_t *allocated, int64_t *active, int64_t *reached, int64_t *placed);
+
 #ifdef __cplusplus
 }
 #endif
