@@ -58,7 +58,8 @@ def demand_of(device: DeviceRecording, settings: Settings, stacks: Stacks | None
     What was alive before the first event comes first, in order of address. A free that completed later than it was
     requested keeps its delay: a stream of its own (negative) is recorded on the block and advances where it completed.
     Memory given back without need, by ``torch.cuda.empty_cache``, stays EMPTY_CACHE; memory given back because a
-    request failed is left to the model. Without a history the blocks of the last state are all there is.
+    request failed is left to the model. Stacks tell the two apart; where a history has none, a few may be mistaken with
+    expandable segments or a max_split_size. Without a history the blocks of the last state are all there is.
     """
     undone = seed(device, settings)
     maker = _Maker(device, script_of(device.events, undone.pools), settings, stacks or Stacks())
