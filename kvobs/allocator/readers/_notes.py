@@ -32,8 +32,8 @@ def of_state(device: int, state: State) -> list[str]:
     short, over = [gap for gap in gaps if gap > 0], [-gap for gap in gaps if gap < 0]
     found.say(len(short), "segment is not filled by its blocks", "segments are not filled by their blocks",
               f", {sum(short):,} bytes belong to no block")
-    found.say(len(over), "segment is smaller than its blocks together", "segments are smaller than their blocks together",
-              f", by {sum(over):,} bytes in all")
+    found.say(len(over), "segment is smaller than its blocks together",
+              "segments are smaller than their blocks together", f", by {sum(over):,} bytes in all")
     found.say(sum(not segment.size for segment in state), "segment has size 0", "segments have size 0")
     found.say(sum(first.address + first.size > second.address for first, second in pairwise(state)),
               "segment reaches into the next one", "segments reach into the next one")
@@ -68,8 +68,8 @@ def of_sums(rows: list[dict[str, Any]]) -> list[str]:
                 total = sum(block["size"] for block in row.get("blocks", ()) if block["state"] in states)
                 wrong += told != total
                 differ += abs(told - total)
-        found.say(wrong, f"segment has an {key} that its blocks contradict", f"segments have an {key} that their blocks "
-                  "contradict", f", by {differ:,} bytes in all" if differ < 1 << 70 else "")
+        found.say(wrong, f"segment has an {key} that its blocks contradict", f"segments have an {key} that their "
+                  "blocks contradict", f", by {differ:,} bytes in all" if differ < 1 << 70 else "")
     return found.sentences
 
 

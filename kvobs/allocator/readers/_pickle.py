@@ -12,7 +12,8 @@ import io
 import mmap
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from kvobs.allocator.readers._limits import MAX_TEXT_BYTES, Refused
@@ -59,7 +60,7 @@ def check(data: Data, progress: Progress = lambda done: None) -> None:
         Refused: one that is not plain data, or none left before STOP.
     """
     size, position = len(data), 0
-    walk = _pattern(size).match
+    walk = _pattern(_memo_put(size + _MEMO_SPARE)).match
     while True:
         found = walk(data, position)
         assert found is not None  # it matches the empty text
@@ -104,18 +105,26 @@ def _cut_off(size: int) -> str:
     return f"It is a pickle that is cut off: something in it goes on beyond its {size:,} bytes."
 
 
-def _pattern(size: int) -> re.Pattern[bytes]:
-    """Opcodes with their arguments, as often as they come, for a file of ``size`` bytes.
+def _sized(code: bytes, lengths: Iterable[int]) -> bytes:
+    """An opcode whose argument begins with its length in one byte."""
+    return code + b"(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in lengths) + b")"
+
+
+# The commonest lengths first, as they are tried in order; longer texts are met by the loop.
+_PLAIN = b"[" + re.escape(b"]}(aeusdl012N\x88\x89\x94") + b"]*+"
+_INTEGER = b"(?:K.|" + _sized(b"\x8a", (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b"|J.{4}|M..)"
+_PAIR = _INTEGER + b"(?:" + _INTEGER + b"\x86)?+"
+_TEXT = _sized(b"\x8c", range(64))
+
+
+@lru_cache(maxsize=16)
+def _pattern(memo_put: bytes) -> re.Pattern[bytes]:
+    """Opcodes with their arguments, as often as they come.
 
     A loop over a million events in Python would take ten times as long as reading them.
     """
-    plain = b"[" + re.escape(b"]}(aeusdl012N\x88\x89\x94") + b"]*+"
-    signed = b"\x8a(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b")"
-    integer = b"(?:K.|" + signed + b"|J.{4}|M..)"
-    text = b"\x8c(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in range(64)) + b")"
-    pair = integer + b"(?:" + integer + b"\x86)?+"
-    put = _memo_put(size + _MEMO_SPARE)
-    return re.compile(b"(?:%b(?:[hq\x80].|j.{4}|%b|%b|G.{8}|%b))*+%b" % (plain, pair, text, put, plain), re.DOTALL)
+    return re.compile(b"(?:%b(?:[hq\x80].|j.{4}|%b|%b|G.{8}|%b))*+%b" % (_PLAIN, _PAIR, _TEXT, memo_put, _PLAIN),
+                      re.DOTALL)
 
 
 def _memo_put(limit: int) -> bytes:

@@ -55,13 +55,12 @@ def _blocks(rows: list[dict[str, Any]], start: int, stacks: Interner) -> tuple[B
     found: list[Block] = []
     following = start
     for row, size in zip(rows, sizes, strict=True):
-        state = _STATES.get(row.get("state"))  # type: ignore[arg-type]
-        if state is None:
-            raise Refused(f"The state of a block is {_shown(row.get('state'))}, and must be one of "
-                          f"{', '.join(_STATES)}.")
+        told = row.get("state")
+        if type(told) is not str or told not in _STATES:
+            raise Refused(f"The state of a block is {_shown(told)}, and must be one of {', '.join(_STATES)}.")
         requested, frames = _request(row, size)
         address = _address(row.get("address", following))
-        found.append(Block(address, size, requested, state, stacks.stack(frames)))
+        found.append(Block(address, size, requested, _STATES[told], stacks.stack(frames)))
         following = address + size
     found.sort(key=lambda block: block.address)
     return tuple(found)
@@ -91,14 +90,14 @@ def _small(row: dict[str, Any], size: int) -> bool:
     told = row.get("segment_type")
     if told is None:
         return size <= SMALL_SEGMENT
-    if told not in ("small", "large"):
+    if type(told) is not str or told not in ("small", "large"):
         raise Refused(f"The type of a segment is {_shown(told)}, and must be small or large.")
     return bool(told == "small")
 
 
 def _flag(told: Any) -> bool:
     if type(told) is not bool:
-        raise Refused(f"is_expandable of a segment is {kind(told)}, and must be true or false.")
+        raise Refused(f"The is_expandable of a segment is {kind(told)}, and must be true or false.")
     return told
 
 

@@ -65,7 +65,7 @@ def _part(progress: Progress, start: int, length: int, total: int) -> Progress:
 
 def _traces(told: Any) -> list[list[Any]]:
     if type(told) is not list:
-        raise Refused(f"device_traces is {kind(told)}, and must be a list with one list of events per device.")
+        raise Refused(f"Its device_traces are {kind(told)}, and must be a list with one list of events per device.")
     count(len(told), MAX_DEVICES, "devices")
     for trace in told:
         if type(trace) is not list:
@@ -94,7 +94,7 @@ def _settings(told: Any) -> tuple[settings.Settings | None, list[str]]:
     if told is None:
         return None, []
     if type(told) is not dict:
-        raise Refused(f"allocator_settings is {kind(told)}, and must be a dict.")
+        raise Refused(f"Its allocator_settings are {kind(told)}, and must be a dict.")
     try:
         known = {key: _setting(key, value) for key, value in told.items() if key in _SETTINGS}
         return settings.from_snapshot(known), []

@@ -1,0 +1,100 @@
+"""Runs the worker over many numbers, begins anew after what kills it, and adds up."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support import ROOT, child_environment
+
+MEMORY = 1 << 30
+SILENCE = 60.0  # seconds for a thousand inputs of some kilobytes
+
+
+@dataclass
+class Outcome:
+    """How so many inputs of one format ended. A crash has the number of its input and what happened."""
+
+    accepted: int = 0
+    refused: int = 0
+    limited: int = 0
+    crashes: list[tuple[int, str]] = field(default_factory=list)
+    slowest: float = 0.0
+    slowest_number: int = -1
+    rss: int = 0
+
+    @property
+    def inputs(self) -> int:
+        """Inputs that were read to an end of any kind."""
+        return self.accepted + self.refused + self.limited + sum(not why.startswith("no sentence")
+                                                                 for _, why in self.crashes)
+
+
+def run(kind: str, first: int, count: int, progress: Callable[[int], None] = lambda done: None,
+        prefix: tuple[str, ...] = ()) -> Outcome:
+    """Read ``count`` damaged inputs of a format from number ``first`` on; ``prefix`` is put before the command."""
+    total, number = Outcome(), first
+    while number < first + count:
+        told, killer, why = _worker(kind, number, first + count - number,
+                                    lambda done, begun=number: progress(begun - first + done), prefix)
+        if told is not None:
+            _add(total, told)
+        if killer is None:
+            return total
+        total.crashes.append((killer, why))
+        number = killer + 1
+    return total
+
+
+def _add(total: Outcome, told: dict[str, Any]) -> None:
+    total.accepted += told["accepted"]
+    total.refused += told["refused"]
+    total.limited += told["limited"]
+    total.crashes += [(number, why) for number, why in told["crashes"]]
+    total.rss = max(total.rss, told["rss"])
+    if told["slowest"] > total.slowest:
+        total.slowest, total.slowest_number = told["slowest"], told["slowest_number"]
+
+
+def _worker(kind: str, first: int, count: int, progress: Callable[[int], None],
+            prefix: tuple[str, ...]) -> tuple[dict[str, Any] | None, int | None, str]:
+    """The last report, and the number that ended the worker, with how."""
+    with tempfile.NamedTemporaryFile() as note:
+        note.write(struct.pack("<q", first))
+        note.flush()
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "tests.fuzz.worker", kind, str(first), str(count), str(MEMORY), note.name],
+            stdout=subprocess.PIPE, cwd=ROOT, env=child_environment(KVOBS_ENABLED="off"))
+        assert process.stdout is not None
+        told: dict[str, Any] | None = None
+        try:
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(process.stdout, selectors.EVENT_READ)
+                while True:
+                    if not waiting.select(SILENCE):
+                        return told, _number(note.name), f"hangs for more than {SILENCE:g} s"
+                    line = process.stdout.readline()
+                    if not line:
+                        break
+                    told = json.loads(line)
+                    progress(told["done"])
+        finally:
+            process.kill()
+            status = process.wait()
+            process.stdout.close()
+        if told is not None and told["done"] == count:
+            return told, None, ""
+        return told, _number(note.name), f"ends the process with status {status}"
+
+
+def _number(path: str) -> int:
+    with open(path, "rb") as note:
+        number: int = struct.unpack("<q", note.read(8))[0]
+        return number
