@@ -28,8 +28,8 @@ _HOSTILE = (
     b"\x8c\x03\xed\xa0\x80")
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 511, 512, 1 << 20, (1 << 31) - 1, 1 << 40, 1 << 50, (1 << 63) - 1, 1 << 63, 1 << 64,
-    1 << 200, -(1 << 63), 0.0, 1.5, float("inf"), float("nan"), "", "x", "alloc", "oom", "inactive", "\ud800", "9" * 5000, [], {},
-    [[]], [{}], [None], [1, 2], [0, 0], [0], {"frames": []}, {"name": 1}, [0] * 3)
+    1 << 200, -(1 << 63), 0.0, 1.5, float("inf"), float("nan"), "", "x", "alloc", "oom", "inactive", "\ud800",
+    "9" * 5000, [], {}, [[]], [{}], [None], [1, 2], [0, 0], [0], {"frames": []}, {"name": 1}, [0] * 3)
 
 
 def damaged_bytes(rng: random.Random, data: bytes, other: bytes) -> bytes:

@@ -62,7 +62,7 @@ def main() -> None:
 
 def is_sentence(text: str) -> bool:
     """Whether a refusal is one whole line that begins and ends like a sentence, and is short."""
-    return text[:1].isupper() and text.endswith(".") and text.isprintable() and len(text) < 800
+    return (text[:1].isupper() or text[:1].isdigit()) and text.endswith(".") and text.isprintable() and len(text) < 800
 
 
 if __name__ == "__main__":
