@@ -55,9 +55,10 @@ function chartOf(told, name) {
       const above = [];
       const below = [];
       for (let index = 0; index < line.high.length; index++) {
-        const place = x(at(index)).toFixed(1);
-        above.push(`${place},${y(line.high[index]).toFixed(1)}`);
-        below.push(`${place},${y(line.low[index]).toFixed(1)}`);
+        for (const place of [x(index ? at(index - 1) : begin).toFixed(1), x(at(index)).toFixed(1)]) {
+          above.push(`${place},${y(line.high[index]).toFixed(1)}`);
+          below.push(`${place},${y(line.low[index]).toFixed(1)}`);
+        }
       }
       parts.push(drawn("polygon", {points: [...above, ...below.reverse()].join(" "), fill: `var(--${line.style[0]})`,
         "fill-opacity": ".3"}));
