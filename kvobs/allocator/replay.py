@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
+from kvobs.allocator import core
 from kvobs.allocator import script as steps
+from kvobs.allocator._core_replay import CoreReplayer
 from kvobs.allocator._recorded import PythonReplayer, Tally
 from kvobs.allocator.recording import OOM, SEGMENT_MAP, DeviceRecording
 from kvobs.allocator.replayed import RecordedOom, Replay, Score
@@ -55,7 +57,8 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
     tally = replayer.tally
     scores = [Score(*tally.addresses), Score(*tally.device_allocs), Score(*tally.device_frees)]
     usable, reason = _judge(scores, tally, undone.contradictions, len(events))
-    columns = [_per_event(column, script, len(events), first) for column, first in (
+    ended = _ended(script, len(events))
+    columns = [_per_event(column, ended, first) for column, first in (
         (tally.reserved, sum(segment.size for segment in undone.state)),
         (tally.allocated, _sum(undone.state, 2)), (tally.active, _sum(undone.state, 1)))]
     return Replay(scores[0], scores[1], scores[2], usable, reason, undone.state, columns[0], columns[1], columns[2],
@@ -73,10 +76,9 @@ def _pages(script: Script) -> list[Pages]:
 
 
 def _replayer(settings: Settings, state: State, pages: list[Pages], engine: str) -> Replayer:
-    if engine not in {"auto", "C++", "Python"}:
-        raise ValueError(f"'{engine}' is no engine; auto, C++ and Python are")
+    made = PythonReplayer if core.engine(engine) == "Python" else CoreReplayer
     try:
-        return PythonReplayer(settings, state, pages)
+        return made(settings, state, pages)
     except ValueError as error:
         raise _Contradiction(str(error)) from None
 
@@ -135,21 +137,27 @@ def _judge(scores: list[Score], tally: Tally, contradictions: int, events: int) 
     return usable, "; ".join(doubts)
 
 
-def _per_event(column: array[int], script: Script, events: int, first: int) -> array[int]:
-    """One value per event: that after the last step that has ended."""
-    made = array("q")
-    value, previous = first, -1
-    for event, following in zip(script.event, column, strict=True):
-        missing = event - previous
-        if missing > 1:
-            made.extend([value] * (missing - 1))
-        if missing > 0:
-            made.append(following)
+def _ended(script: Script, events: int) -> array[int]:
+    """For every event, how many steps have ended with it."""
+    made, expected = array("q"), 0
+    for step, event in enumerate(script.event):
+        if event > expected:
+            made.append(step)  # most often a free_requested, whose step ends with the next event
+            for _ in range(event - expected - 1):
+                made.append(step)
+        if event >= expected:
+            made.append(step + 1)
         else:
-            made[-1] = following
-        value, previous = following, event
-    made.extend([value] * (events - 1 - previous))
+            made[-1] = step + 1
+        expected = event + 1
+    made.extend([len(script)] * (events - expected))
     return made
+
+
+def _per_event(column: array[int], ended: array[int], first: int) -> array[int]:
+    """One value per event: that after the last step that has ended."""
+    values = array("q", (first,)) + column
+    return array("q", [values[count] for count in ended])
 
 
 def _sum(state: State, least: int) -> int:
