@@ -20,7 +20,7 @@ class Recorder(RecordingAllocator):
 
     def __init__(self, settings: Settings | None = None, capacity: int | None = None) -> None:
         clock = itertools.count(1_700_000_000_000_000, 7)
-        super().__init__(settings, capacity, now=lambda: next(clock), space=1 << 40)
+        super().__init__(settings, capacity, now=lambda: next(clock))
 
     def ask(self, size: int, stack: int = -1, stream: int = 0) -> int:
         """A request; 0 where it fails."""
@@ -44,22 +44,44 @@ class Recorder(RecordingAllocator):
 
 
 def random_recording(seed: int, settings: Settings, capacity: int | None, operations: int) -> Recording:
-    """A random program whose releases carry the stacks of who asked for them."""
+    """A random program whose releases carry the stacks of who asked for them.
+
+    A block that another stream uses is never freed directly before a request: if that request waits for the block, its
+    history reads as if the block had been free at once.
+    """
     chance = random.Random(seed)
     allocator = Recorder(settings, capacity)
     live: list[int] = []
+    used: set[int] = set()
+
+    def free() -> None:
+        address = live.pop(chance.randrange(len(live)))
+        if address in used:
+            plain = [one for one in live if one not in used]
+            if not plain:
+                live.append(address)
+                return
+            used.discard(address)
+            allocator.free(address)
+            live.remove(plain[0])
+            address = plain[0]
+        allocator.free(address)
+
     for _ in range(operations):
         what = chance.random()
         if what < 0.5 or not live:
-            live.append(allocator.ask(chance.choice(SIZES), ASK, chance.choice((0, 7))))
-            if live[-1] == 0:
-                live.pop()
+            address = allocator.ask(chance.choice(SIZES), ASK, chance.choice((0, 7)))
+            if address:
+                live.append(address)
+            else:
                 for _ in range(len(live) // 2):
-                    allocator.free(live.pop(chance.randrange(len(live))))
+                    free()
         elif what < 0.9:
-            allocator.free(live.pop(chance.randrange(len(live))))
+            free()
         elif what < 0.94:
-            allocator.record_stream(chance.choice(live), chance.choice((0, 7)))
+            address = chance.choice(live)
+            used.add(address)
+            allocator.record_stream(address, chance.choice((0, 7)))
         elif what < 0.97:
             allocator.advance(chance.choice((0, 7)))
         else:

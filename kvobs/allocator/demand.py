@@ -80,7 +80,8 @@ class _Maker:
                           if any(stacks.frames[frame][2] in EMPTIES for frame in stack)}
         self._live: dict[int, int] = {}  # handle by address
         self._waiting: dict[int, int] = {}  # by address of a freed block: the stream that stands for its delay
-        self._late: list[tuple[int, int]] = []  # event and stream of completions that may belong to what follows
+        # Completions that may belong to what follows: their event, and the stream that stands for the delay.
+        self._late: list[tuple[int, int]] = []
         self._idle: list[int] = []  # streams of delays that are over
         self._lowest = min(device.events.stream, default=0)
         self._used, self._strays = 0, 0
@@ -193,8 +194,9 @@ class _Maker:
     def _emptied(self, index: int) -> bool:
         """Whether memory went back before a request rather than because of it.
 
-        It did where the stack says so or is another than the request's, where what went back would have served the
-        request, and where the device could have given what the request needed without it.
+        It did where the stack says so or is another than the request's, and where what went back would have served the
+        request (unless it was waited for first). Without stacks, also where the device could have given what the
+        request needed anyway.
         """
         steps, events = self.steps, self._events
         last = steps.event[index]
@@ -203,30 +205,44 @@ class _Maker:
         told = {events.stack[at] for at in backs if events.stack[at] != UNKNOWN}
         if told & self._emptying or self._fitted(index):
             return True
-        emptied = bool(told) and events.stack[last] not in {*told, UNKNOWN}
+        if told and events.stack[last] != UNKNOWN and events.stack[last] not in told:
+            return True
+        if steps.step[index] == script.OOM:
+            return False
         wanted = self._reserved[backs[0]] + sum(
             steps.call_size[at] for at in range(steps.first[index], steps.first[index + 1])
             if steps.call[at] not in GIVEN_BACK)
-        if steps.step[index] == script.ALLOC:
-            if wanted <= self._granted:
-                return True
-            if not emptied:
-                self.demand.refused.append(wanted)
-        return emptied
+        if wanted <= self._granted and (not told or events.stack[last] == UNKNOWN):
+            return True
+        self.demand.refused.append(wanted)
+        return False
 
     def _fitted(self, index: int) -> bool:
-        """Whether memory that went back would have served the request."""
-        steps, settings = self.steps, self._settings
+        """Whether memory that went back would have served the request, without what had to be waited for."""
+        steps, settings, events = self.steps, self._settings, self._events
         rounded, limit = settings.round_size(steps.size[index]), settings.max_split_size
+        waited = sorted((events.address[event], events.address[event] + settings.round_size(events.size[event]))
+                        for event, _ in self._late)
         for at in range(steps.first[index], steps.first[index + 1]):
             call, size = steps.call[at], steps.call_size[at]
             if call == recording.SEGMENT_FREE:
                 small = size == SMALL_SEGMENT
             else:
                 small = size % settings.page_size(False) != 0
-            if (call in GIVEN_BACK and size >= rounded and small == (rounded <= SMALL_SIZE)
-                    and (steps.call_stream[at], steps.call_pool[at]) == (steps.stream[index], steps.pool[index])
-                    and (limit is None or (size < limit if rounded < limit
-                                           else size < rounded + settings.max_non_split_rounding))):
+            if (call not in GIVEN_BACK or small != (rounded <= SMALL_SIZE)
+                    or (steps.call_stream[at], steps.call_pool[at]) != (steps.stream[index], steps.pool[index])):
+                continue
+            free = _longest_gap(steps.call_address[at], steps.call_address[at] + size, waited)
+            if free >= rounded and (limit is None or (free < limit if rounded < limit
+                                                      else free < rounded + settings.max_non_split_rounding)):
                 return True
         return False
+
+
+def _longest_gap(start: int, end: int, taken: list[tuple[int, int]]) -> int:
+    """The most bytes in a row between two addresses that none of the ranges, in order, takes."""
+    longest = 0
+    for begin, stop in taken:
+        if begin < end and stop > start:
+            longest, start = max(longest, begin - start), stop
+    return max(longest, end - start)
