@@ -20,7 +20,8 @@ SHARED = ROOT.parent / "shared" / "data"
 CACHE = [("/usr/lib/python3/site-packages/transformers/cache_utils.py", 120, "update"), ("serve.py", 10, "generate")]
 # The contract of the command, key by key.
 DEVICE_KEYS = {"device", "reserved_bytes", "allocated_bytes", "active_bytes", "pending_free_bytes",
-               "largest_free_bytes", "free_bytes", "segments", "expandable", "definitions", "waste", "replay", "ooms", "holders"}
+               "largest_free_bytes", "free_bytes", "segments", "expandable", "definitions", "waste", "replay", "ooms",
+               "holders"}
 REPLAY_KEYS = {"events", "addresses", "device_allocs", "device_frees", "usable", "reason"}
 
 
