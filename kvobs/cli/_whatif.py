@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvobs.cli._errors import Refused
+from kvobs.cli._explain import progress, read
 from kvobs.cli._output import print_table
+from kvobs.cli._sizes import parse_size, size_text
 
 if TYPE_CHECKING:
     from kvobs.allocator.growth import Growth
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 64  # requests listed one by one
 MOST_RANKED = 10
-Progress = Callable[[int, int], None]
 
 
 def whatif(file: Annotated[Path, typer.Argument(help="A snapshot of torch's allocator, or another recording.")],
@@ -40,8 +41,9 @@ def whatif(file: Annotated[Path, typer.Argument(help="A snapshot of torch's allo
     """Show what a recorded demand would need under other settings (modelled): kvobs whatif FILE --set OPTION=VALUE."""
     changes = _changes(options or [])
     growth = _growth(kv_growth)
-    limit = _capacity(capacity)
-    recording = _read(file)
+    limit = None if capacity is None else parse_size(capacity, "--capacity", 1)
+    with progress() as tell:
+        recording = read(file, tell)
     rows = [_compared(recording, one, changes, limit, growth, search) for one in _devices(recording, device)]
     if as_json:
         print(json.dumps({"file": recording.file, "schema": recording.schema,
@@ -77,30 +79,6 @@ def _growth(text: str | None) -> Growth | None:
         raise Refused(f"{error}.") from None
 
 
-def _capacity(text: str | None) -> int | None:
-    from kvobs.config import parse_size
-
-    if text is None:
-        return None
-    try:
-        found = parse_size(text)
-    except ValueError:
-        found = 0
-    if not 0 < found < 1 << 50:
-        raise Refused(f"'{text}' is no capacity of a device; write 24GiB, 512MiB or a number of bytes.")
-    return found
-
-
-def _read(file: Path) -> Recording:
-    from kvobs.allocator.readers import Unreadable, read
-
-    try:
-        with _progress(f"reading {file.name}") as progress:
-            return read(file, progress=lambda share: progress(int(share * 100), 100))
-    except Unreadable as error:
-        raise Refused(str(error)) from None
-
-
 def _devices(recording: Recording, wanted: int | None) -> list[DeviceRecording]:
     found = [one for one in recording.devices if wanted in (None, one.device)]
     if not recording.devices:
@@ -125,23 +103,23 @@ def _compared(recording: Recording, device: DeviceRecording, changes: dict[str, 
         followed = replay(device, case.settings)
         if not search:
             return compare(case, recording, changes, growth, replay=followed), None
-        with _progress("trying settings") as progress:
-            return compare_best(case, recording, changes, growth, replay=followed, progress=progress)
+        with _bar("Trying settings") as advance:
+            return compare_best(case, recording, changes, growth, replay=followed, progress=advance)
     except ValueError as error:
         raise Refused(str(error)) from None
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Progress]:
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal's stderr, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import Progress as Bars
+    from rich.progress import Progress
 
-    with Bars(console=Console(stderr=True), transient=True) as bars:
+    with Progress(console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(escape(what), total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
@@ -203,7 +181,7 @@ def _show(comparison: Comparison, found: Found | None) -> None:
 
 
 def _bytes(value: int | None) -> str:
-    return "unknown" if value is None else f"{value / (1 << 20):,.1f} MiB"
+    return "unknown" if value is None else size_text(value)
 
 
 def _limit(run: Figures) -> str:
