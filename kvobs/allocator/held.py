@@ -121,31 +121,42 @@ class _Pass:
 
     def run(self, start: int, stop: int) -> None:
         """Follow the events from ``start`` to before ``stop``."""
-        events, live, total, low, touched = self._events, self._live, self.total, self._low, self._touched
-        addresses, sizes, stacks = events.address, events.size, events.stack
-        for index, action in enumerate(events.action[start:stop], start):
+        events, live, total, blocks, low = self._events, self._live, self.total, self.blocks, self._low
+        most, touch, group_of = self.most, self._touched.add, self._found.group
+        columns = (events.action, events.address, events.size, events.stack)
+        for action, address, size, stack in zip(*(column[start:stop] for column in columns), strict=True):
             if action == ALLOC:
-                self._add(addresses[index], sizes[index], stacks[index])
-            elif action in (FREE_REQUESTED, FREE_COMPLETED):
-                gone = live.pop(addresses[index], None)
-                if gone is not None:
-                    group, size = gone
-                    total[group] -= size
-                    self.blocks[group] -= 1
-                    low[group] = min(low[group], total[group])
-                    touched.add(group)
+                group = group_of(stack, size)
+                if group >= len(total):
+                    self._make_room(group)
+                live[address] = group, size
+                blocks[group] += 1
+                total[group] = held = total[group] + size
+                if held > most[group]:
+                    most[group] = held
+                touch(group)
+            elif action in (FREE_REQUESTED, FREE_COMPLETED) and address in live:
+                group, size = live.pop(address)
+                blocks[group] -= 1
+                total[group] = held = total[group] - size
+                if held < low[group]:
+                    low[group] = held
+                touch(group)
 
     def _add(self, address: int, size: int, stack: int) -> None:
         group = self._found.group(stack, size)
-        while group >= len(self.total):
-            for column in (self.total, self.blocks, self.most, self._low):
-                column.append(0)
-            self._points.append([])
+        self._make_room(group)
         self._live[address] = group, size
         self.total[group] += size
         self.blocks[group] += 1
         self.most[group] = max(self.most[group], self.total[group])
         self._touched.add(group)
+
+    def _make_room(self, group: int) -> None:
+        while group >= len(self.total):
+            for column in (self.total, self.blocks, self.most, self._low):
+                column.append(0)
+            self._points.append([])
 
     def close(self, interval: int) -> None:
         """End an interval."""
