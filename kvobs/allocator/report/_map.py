@@ -60,15 +60,12 @@ class Map:
 def memory_map(device: DeviceRecording, replay: Replay, settings: Settings, found: Attribution,
                special: set[int], most_blocks: int = BLOCKS) -> Map:
     """The map of one device. ``special`` events are moments whatever the number of others."""
-    events = replay.events
-    live = sum(len(segment.blocks) for segment in device.state) + 1
-    count = min(MOMENTS, max(most_blocks // live, 8)) if events else 0
+    count = MOMENTS
     while True:
-        moments = _moments(events, count, special)
-        made = _Pass(device, replay, settings, found, moments).result()
+        made = _Pass(device, replay, settings, found, _moments(replay.events, count, special)).result()
         if len(made.blocks) <= most_blocks or count <= 1:
             return made
-        count //= 2
+        count = max(min(count * most_blocks // len(made.blocks), count // 2), 1)
 
 
 def _moments(events: int, count: int, special: set[int]) -> list[int]:
