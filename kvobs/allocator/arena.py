@@ -9,12 +9,16 @@ Source of the rules: ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 2.13.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import attrgetter, itemgetter
+
 from kvobs.allocator.settings import MIN_BLOCK, SMALL_SIZE, Settings
 from kvobs.allocator.state import ALLOCATED, DEFAULT_POOL, INACTIVE, PENDING, Block, Segment, State
 from kvobs.allocator.waste import Group
 
 UNMAPPED = -1
 ENDLESS = 1 << 60  # bytes of addresses behind an expandable segment
+_SIZE_AND_ADDRESS, _ADDRESS = itemgetter(0, 1), attrgetter("address")
 
 
 class Chain:
@@ -79,13 +83,15 @@ class Arena:
 
     def find(self, group: Group, rounded: int) -> tuple[Chain, int] | None:
         """The free block that the allocator would choose: the smallest that is large enough, by the settings' rules."""
-        fits = sorted(((block.size, block.address, chain, index) for chain in self.chains.get(group, ())
-                       for index, block in enumerate(chain.blocks)
-                       if block.size >= rounded and block.state == INACTIVE), key=lambda entry: entry[:2])
+        fits = [(block.size, block.address, chain, index) for chain in self.chains.get(group, ())
+                for index, block in enumerate(chain.blocks) if block.size >= rounded and block.state == INACTIVE]
         if not fits:
             return None
-        at = 0
-        if fits[0][2].expandable:
+        at, best = 0, min(fits, key=_SIZE_AND_ADDRESS)
+        if not best[2].expandable:
+            fits = [best]
+        else:
+            fits.sort(key=_SIZE_AND_ADDRESS)
             if self.settings.expandable_segments:
                 # The best fit goes by what a block can grow to; the search ends where the next can grow to no less.
                 while (fits[at][2].expandable and at + 1 < len(fits)
@@ -115,6 +121,19 @@ class Arena:
         size = rounded if splits else block.size
         chain.blocks[index:index + 1] = [Block(block.address, size, rounded, ALLOCATED)] + (
             [Block(block.address + size, rest, 0, INACTIVE)] if splits else [])
+
+    def free(self, address: int) -> bool:
+        """Give back the block in use that begins at an address or lies around it; False: there is none."""
+        for chains in self.chains.values():
+            for chain in chains:
+                blocks = chain.blocks
+                if blocks and blocks[0].address <= address < blocks[-1].address + blocks[-1].size:
+                    index = bisect_right(blocks, address, key=_ADDRESS) - 1
+                    if blocks[index].state == ALLOCATED:  # else it lies in the endless rest of another reservation
+                        blocks[index] = blocks[index]._replace(state=INACTIVE)
+                        _merge(chain)
+                        return True
+        return False
 
     def missing(self, group: Group, rounded: int) -> int:
         """The bytes the device would have to give for a request."""

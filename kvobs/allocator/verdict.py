@@ -19,6 +19,8 @@ bytes and addresses, not of a ratio.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -57,12 +59,16 @@ class Request(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """The allocations of one step, in order. ``device`` is a name such as ``cuda:0``; sizes in bytes."""
+    """The allocations of one step, in order. ``device`` is a name such as ``cuda:0``; sizes in bytes.
+
+    ``returns`` tells of each what the step gives back once it has been served, by address; empty: nothing.
+    """
 
     device: str
     stream: int
     pool: int
     sizes: tuple[int, ...]
+    returns: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,13 @@ def judge(state: State, settings: Settings, request: Request, device_free: int |
 
 def for_demand(state: State, settings: Settings, demand: Demand, device_free: int | None,
                allowed_left: int | None = None) -> tuple[int, Judgement]:
-    """What becomes of a step: the index of the request that decides, and its judgement.
+    """What becomes of a step: the index of the request that decides, and its judgement. As ``for_demands``."""
+    return for_demands(state, settings, [demand], device_free, allowed_left)
+
+
+def for_demands(state: State, settings: Settings, demands: Sequence[Demand], device_free: int | None,
+                allowed_left: int | None = None) -> tuple[int, Judgement]:
+    """What becomes of several demands on one device, one after the other; the index counts through all of them.
 
     Each request is judged after the effects of those before it. The first that fails decides; if none does, the first
     of those that cost most (RECLAIM, else GROW, else SERVED).
@@ -132,28 +144,45 @@ def for_demand(state: State, settings: Settings, demand: Demand, device_free: in
     Raises:
         ValueError: there is no request, or one for less than one byte.
     """
-    if not demand.sizes:
+    steps = [(Request(size, demand.stream, demand.pool), returned) for demand in demands
+             for size, returned in zip(demand.sizes, itertools.chain(demand.returns, itertools.repeat(())),
+                                       strict=False)]
+    if not steps:
         raise ValueError("A demand needs at least one size.")
+    rank = {verdict: number for number, verdict in enumerate(Verdict)}
+    index, worst = 0, -1
     arena = Arena(state, settings, device_free or 0, allowed_left)
-    rank = list(Verdict).index
-    decides: tuple[int, Judgement] | None = None
-    for index, size in enumerate(demand.sizes):
-        found = _judge(arena, Request(size, demand.stream, demand.pool),
-                       arena.device_free if device_free is not None else None, frozenset())
-        if decides is None or rank(found.verdict) > rank(decides[1].verdict):
-            decides = index, found
-        if found.verdict not in SUCCEEDS:
+    for at, step in enumerate(steps):
+        found = _serve(arena, *step)
+        if found is None or rank[found] > worst:
+            index, worst = at, rank[found] if found is not None else worst
+        if found is None:
             break
-    assert decides is not None
-    return decides
+    arena = Arena(state, settings, device_free or 0, allowed_left)  # the evidence costs most: only of what decides
+    for step in steps[:index]:
+        _serve(arena, *step)
+    return index, _judge(arena, steps[index][0], arena.device_free if device_free is not None else None, frozenset())
+
+
+def _serve(arena: Arena, request: Request, returned: tuple[int, ...]) -> Verdict | None:
+    """Serve a request of a step and take what it gives back; None: out of memory."""
+    found = _attempt(arena, *_asked(arena, request), frozenset())
+    for address in returned if found is not None else ():
+        arena.free(address)
+    return found
+
+
+def _asked(arena: Arena, request: Request) -> tuple[Group, int]:
+    """Where a request is served, and its rounded size."""
+    if request.size < 1:
+        raise ValueError(f"A request is for at least one byte, not {request.size}.")
+    rounded = arena.settings.round_size(request.size)
+    return Group(request.stream, request.pool, rounded <= SMALL_SIZE), rounded
 
 
 def _judge(arena: Arena, request: Request, device_free: int | None, freeable: frozenset[int]) -> Judgement:
     """Judge a request, and leave the arena as it is afterwards."""
-    if request.size < 1:
-        raise ValueError(f"A request is for at least one byte, not {request.size}.")
-    rounded = arena.settings.round_size(request.size)
-    group = Group(request.stream, request.pool, rounded <= SMALL_SIZE)
+    group, rounded = _asked(arena, request)
     before, waited = arena.copy(), arena.copy()
     waited.complete()
     found = _attempt(arena, group, rounded, freeable)
