@@ -22,8 +22,8 @@ BYTES_PER_TOKEN = 2048  # of K, or of V, of one layer: 8 heads x 128 numbers x 2
 STEP = 128  # tokens by which a cache grows at a time, so that the history stays short
 SESSIONS = 8
 SEED = 1
-WEIGHTS: list[Frame] = [("torch/nn/modules/module.py", 1355, "convert"), ("serve.py", 21, "load")]
-CACHE: list[Frame] = [("transformers/cache_utils.py", 119, "update"), ("serve.py", 48, "answer")]
+WEIGHTS: list[Frame] = [("site-packages/torch/nn/modules/module.py", 1355, "convert"), ("serve.py", 21, "load")]
+CACHE: list[Frame] = [("site-packages/transformers/cache_utils.py", 119, "update"), ("serve.py", 48, "answer")]
 BEGAN_US = 1_700_000_000_000_000  # of the history's clock, which ticks once per event
 
 
