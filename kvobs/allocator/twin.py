@@ -365,7 +365,7 @@ class Allocator(Forced):
 
 
 def _whole(block: Block) -> bool:
-    """Whether it is a whole cudaMalloc. (A part of one is as large as the limit only after that was lowered.)"""
+    """Whether it is a whole cudaMalloc (a part of one is as large as the limit only after that was lowered)."""
     return block.range is None and not block.split
 
 
