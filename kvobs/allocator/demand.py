@@ -9,7 +9,7 @@ from kvobs.allocator import program as ops
 from kvobs.allocator import recording, script
 from kvobs.allocator.capacity import GIVEN_BACK, granted, reserved_before, reserved_bytes
 from kvobs.allocator.program import Program
-from kvobs.allocator.recording import UNKNOWN, DeviceRecording, Stacks
+from kvobs.allocator.recording import UNKNOWN, DeviceRecording, Events, Stacks
 from kvobs.allocator.script import Script, script_of
 from kvobs.allocator.seeding import seed
 from kvobs.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
@@ -38,11 +38,29 @@ class Demand:
     history: bool = False
     complete: bool = False
     notes: list[str] = field(default_factory=list)
+    _lasted: array[int] | None = field(default=None, compare=False, repr=False)
 
     def add(self, event: int, op: int, handle: int = 0, size: int = 0, stream: int = 0, pool: int = 0) -> None:
         """Append an operation that stands for an event."""
         self.program.add(op, handle, size, stream, pool)
         self.event.append(event)
+
+    def lasted_us(self, events: Events) -> array[int]:
+        """How long the state after each operation lasted in the recording; 1 for each where it has no times."""
+        if self._lasted is None:
+            self._lasted = self._lasting(events)
+        return self._lasted
+
+    def _lasting(self, events: Events) -> array[int]:
+        known = events.time_us
+        times = [UNKNOWN if event == UNKNOWN else known[event] for event in self.event]
+        first = next((index for index, event in enumerate(self.event) if event != UNKNOWN), len(times))
+        if UNKNOWN in times[first:] or len(times) - first < 2:
+            return array("q", [1]) * len(times)
+        found = array("q", [0]) * len(times)
+        for index in range(first, len(times) - 1):
+            found[index] = max(times[index + 1] - times[index], 0)
+        return found
 
     def allocate(self, event: int, size: int, stream: int, pool: int, stack: int) -> int:
         """Append an ALLOC; returns its handle."""
@@ -108,8 +126,8 @@ class _Maker:
         if kind == script.COMPLETE:
             self._complete(event, address)
             return
-        released = self._released(index)
-        if not released and kind != script.OOM:
+        released = self._released(index) if steps.first[index] != steps.first[index + 1] else []
+        if self._late and not released and kind != script.OOM:
             self._flush()
         for pool in released:
             if pool:
@@ -122,8 +140,9 @@ class _Maker:
             self._free(event, address)
         elif kind == script.DEFER:
             self._defer(event, address)
-        self._late = [(event, stream) for _, stream in self._late]
-        self._flush()
+        if self._late:
+            self._late = [(event, stream) for _, stream in self._late]
+            self._flush()
 
     def end(self, contradictions: int) -> Demand:
         """The demand, with what has to be said about it."""

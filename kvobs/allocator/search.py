@@ -54,7 +54,7 @@ def search(case: Case, demand: Demand, growth: str, engine: str = "auto",
     for index, one in enumerate(settings):
         if progress is not None:
             progress(index, len(settings))
-        tried.append(Candidate(one, figures(case, demand, one, case.limit, growth, engine)))
+        tried.append(Candidate(one, figures(case, demand, one, case.limit, growth, engine, judged=0)))
     if progress is not None:
         progress(len(settings), len(settings))
     before = tried[0]

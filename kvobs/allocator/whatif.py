@@ -17,7 +17,7 @@ from kvobs.allocator.demand import Demand, demand_of
 from kvobs.allocator.growth import PAGED, STATIC, Growth
 from kvobs.allocator.kinds import kind_of
 from kvobs.allocator.program import Outcome, Program
-from kvobs.allocator.recording import OOM, UNKNOWN, Calls, DeviceRecording, Events, Recording
+from kvobs.allocator.recording import OOM, Calls, DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.verdict import SUCCEEDS as SERVED
@@ -202,8 +202,12 @@ def asked(case: Case, recording: Recording, growth: Growth | None,
     return regrow(case.demand, growth, recording.stacks, is_kv or (lambda frames: kind_of(frames) == "kv"))
 
 
-def figures(case: Case, demand: Demand, settings: Settings, capacity: int | None, growth: str, engine: str) -> Figures:
-    """Run a demand under settings on a device of ``capacity`` bytes (None: without limit) and sum up."""
+def figures(case: Case, demand: Demand, settings: Settings, capacity: int | None, growth: str, engine: str,
+            judged: int = MOST_JUDGED) -> Figures:
+    """Run a demand under settings on a device of ``capacity`` bytes (None: without limit) and sum up.
+
+    ``judged``: for how many of the requests that fail a verdict is worked out.
+    """
     outcome = run(demand.program, settings, capacity, engine)
     stats = outcome.stats
     mapped, unmapped = _moved(outcome) if settings.expandable_segments else (0, 0)
@@ -212,20 +216,21 @@ def figures(case: Case, demand: Demand, settings: Settings, capacity: int | None
         settings=settings.conf(), growth=growth, capacity_bytes=capacity,
         peak_reserved_bytes=stats.peak_reserved, peak_allocated_bytes=stats.peak_allocated,
         utilisation_at_peaks=stats.peak_allocated / stats.peak_reserved if stats.peak_reserved else None,
-        utilisation_over_time=_over_time(outcome, _weights(demand, case.device.events)) if demand.history else None,
+        utilisation_over_time=_over_time(outcome, demand.lasted_us(case.device.events)) if demand.history else None,
         device_allocs=stats.device_allocs, device_frees=stats.device_frees,
         mapped_bytes=mapped, unmapped_bytes=unmapped,
         call_time=estimates(case.calls, allocs, frees, mapped // PAGE, unmapped // PAGE),
         retries=stats.retries, ooms=len(outcome.ooms),
-        failures=tuple(_failure(demand, settings, capacity, op, rank, engine) for rank, op in enumerate(outcome.ooms)),
+        failures=tuple(_failure(demand, settings, capacity, op, rank < judged, engine)
+                       for rank, op in enumerate(outcome.ooms)),
         engine=outcome.engine)
 
 
-def _failure(demand: Demand, settings: Settings, capacity: int | None, op: int, rank: int, engine: str) -> Failure:
+def _failure(demand: Demand, settings: Settings, capacity: int | None, op: int, judged: bool, engine: str) -> Failure:
     program = demand.program
     size, stream, pool = program.size[op], program.stream[op], program.pool[op]
     found = Failure(demand.event[op], size, stream, pool)
-    if rank >= MOST_JUDGED or capacity is None or size < 1:
+    if not judged or capacity is None or size < 1:
         return found
     until = Program(program.op[:op], program.handle[:op], program.size[:op], program.stream[:op], program.pool[:op],
                     program.settings)
@@ -233,28 +238,14 @@ def _failure(demand: Demand, settings: Settings, capacity: int | None, op: int, 
     reserved = outcome.stats.reserved
     allowed = None if settings.memory_fraction is None else int(settings.memory_fraction * capacity) - reserved
     freeable = frozenset(program.pool[at] for at in range(op) if program.op[at] == ops.RELEASE_POOL)
-    judged = judge(outcome.state, settings, Request(size, stream, pool), capacity - reserved, allowed, freeable)
-    return found if judged.verdict in SERVED else replace(found, verdict=judged.verdict.value)
+    judgement = judge(outcome.state, settings, Request(size, stream, pool), capacity - reserved, allowed, freeable)
+    return found if judgement.verdict in SERVED else replace(found, verdict=judgement.verdict.value)
 
 
 def _moved(outcome: Outcome) -> tuple[int, int]:
     """Bytes by which reserved grew and shrank, operation by operation."""
     steps = [after - before for before, after in pairwise((0, *outcome.reserved))]
     return sum(step for step in steps if step > 0), -sum(step for step in steps if step < 0)
-
-
-def _weights(demand: Demand, history: Events) -> array[int]:
-    """How long the state after each operation lasted, us; 1 for each where the recording has no times."""
-    times = [UNKNOWN if event == UNKNOWN else history.time_us[event] for event in demand.event]
-    known = [time for time in times if time != UNKNOWN]
-    if len(known) < 2 or any(event != UNKNOWN and time == UNKNOWN
-                             for event, time in zip(demand.event, times, strict=True)):
-        return array("q", [1]) * len(times)
-    lasted = array("q", [0]) * len(times)
-    for index, (time, following) in enumerate(pairwise(times)):
-        if time != UNKNOWN:
-            lasted[index] = max(following - time, 0)
-    return lasted
 
 
 def _over_time(outcome: Outcome, weights: array[int]) -> float | None:
