@@ -7,7 +7,7 @@ allocator rounds, since events carry no block sizes. The last moment is the file
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 
 from kvobs.allocator import recording as rec
@@ -60,19 +60,33 @@ class Map:
 def memory_map(device: DeviceRecording, replay: Replay, settings: Settings, found: Attribution,
                special: set[int], most_blocks: int = BLOCKS) -> Map:
     """The map of one device. ``special`` events are moments whatever the number of others."""
-    count = MOMENTS
-    while True:
-        made = _Pass(device, replay, settings, found, _moments(replay.events, count, special)).result()
-        if len(made.blocks) <= most_blocks or count <= 1:
-            return made
-        count = max(min(count * most_blocks // len(made.blocks), count // 2), 1)
+    moments = _moments(replay.events, special)
+    made = _Pass(device, replay, settings, found, moments).result()
+    step = 1
+    while len(made.blocks) > most_blocks and step < MOMENTS:
+        step *= 2
+        last = len(made.moments) - 1
+        made = _thinned(made, [at for at, event in enumerate(made.moments)
+                               if at % 2 == 0 or at == last or event in special])
+    return made
 
 
-def _moments(events: int, count: int, special: set[int]) -> list[int]:
+def _moments(events: int, special: set[int]) -> list[int]:
     if not events:
         return [-1]
-    even = {events * step // max(count, 1) - 1 for step in range(count + 1)}
+    even = {events * step // MOMENTS - 1 for step in range(MOMENTS + 1)}
     return sorted({-1, events - 1} | even | {event for event in special if event < events})
+
+
+def _thinned(made: Map, kept: list[int]) -> Map:
+    """The same with some moments only (their places, in order), and without what is at none of them."""
+    ranks = [bisect_left(kept, at) for at in range(len(made.moments) + 1)]
+    thinner = Map([made.moments[at] for at in kept], Spans(), Spans())
+    for spans, fewer in ((made.blocks, thinner.blocks), (made.segments, thinner.segments)):
+        for address, size, first, end, group, state in zip(
+                spans.address, spans.size, spans.first, spans.end, spans.group, spans.state, strict=True):
+            fewer.add(address, size, ranks[first], ranks[end], group, state)
+    return thinner
 
 
 class _Pass:
