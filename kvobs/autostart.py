@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Self
 
+    from kvobs.allocator.next_step import NextStep
     from kvobs.runtime import Runtime
 
 # The libraries that the sources of this version observe.
@@ -104,6 +105,28 @@ class Handle:
         """Bring everything that happened so far to the exporters and the store."""
         if self.runtime is not None:
             self.runtime.flush()
+
+    def verdict(self, device: str | None = None) -> list[NextStep]:
+        """What the allocator would do with the next step of all live caches together, per accelerator. Estimated.
+
+        From any thread; it does not raise. It is expensive: one snapshot of the allocator (without its history), whose
+        lock the engine's allocations wait for, some milliseconds per thousand blocks, then seconds at most of pure
+        Python in the calling thread. So it is for a person or an alarm that asks, not for polling. What it does not
+        know (activations, workspaces, which of the caches rest) each answer says in ``not_known``.
+
+        Args:
+            device: a name such as ``cuda:0``; None for every device that this process uses.
+        Returns:
+            One answer per device. The list is never empty: where nothing can be judged (no accelerator, no cache that
+            grows, a CUDA graph being captured, a recorded memory history) the ``verdict`` of its answer is None and
+            ``sentence`` says why.
+        """
+        runtime = self.runtime
+        if runtime is not None:
+            return runtime.verdict(device)
+        from kvobs.allocator.next_step import absent
+
+        return [absent("This process is not observed.", device or "")]
 
     def uninstrument(self) -> None:
         """Stop observing, as ``kvobs.uninstrument``."""

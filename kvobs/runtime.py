@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvobs import config as configuration
+from kvobs.allocator.next_step import Forecast, absent
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.exporters import OtelExporter, PrometheusExporter
@@ -29,12 +30,14 @@ from kvobs.store import StoreWriter
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from kvobs.allocator.next_step import NextStep
     from kvobs.catalog import Row
 
 _log = logging.getLogger("kvobs")
 TICK_S = 0.25
 SAMPLE_NS = 1_000_000_000
 STOP_S = 5.0
+UNOBSERVED = "Nothing in this process observes an allocator, so that there is nothing to judge."
 FLUSH_STORE_S = 2.0  # other processes of the directory may be at it
 
 
@@ -84,6 +87,10 @@ class Runtime:
             wiring = Wiring(self.config, self.bus, self.otel_tracer)
             self.sources = list(self._given_sources) if self._given_sources is not None else [
                 factory(wiring) for factory in factories()]
+            for source in self.sources:
+                foresee = getattr(source, "foresee", None)
+                if foresee is not None:
+                    foresee(self._forecast)
             for source in self.sources:
                 self._guarded(f"install {source.name}", source.install, self.bus.publish)
             self._open_outputs()
@@ -148,6 +155,20 @@ class Runtime:
             finally:
                 self._tick_lock.release()
         self._guarded("otlp", self.otel.flush)
+
+    def verdict(self, device: str | None = None) -> list[NextStep]:
+        """What would become of the next step of the live caches; see ``kvobs.autostart.Handle.verdict``."""
+        for source in self.sources if self._running else ():
+            judge: Callable[[str | None], list[NextStep]] | None = getattr(source, "verdict", None)
+            if judge is not None:
+                return judge(device)
+        return [absent(UNOBSERVED, device or "")]
+
+    def _forecast(self) -> Forecast:
+        """What the sources say that the engine's next steps will ask for."""
+        told = [source.demands() for source in self.sources if hasattr(source, "demands")]
+        return Forecast(tuple(growth for one in told for growth in one.growths),
+                        tuple(sentence for one in told for sentence in one.unknown))
 
     def otel_tracer(self) -> Tracer:
         """The tracer of the process: the global provider's if there is one, else kvobs's own."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kvobs.allocator.next_step import Forecast, NextStep, absent
 from kvobs.bus import Bus
 from kvobs.model import AllocatorState, Availability, Emit, Event, Poll
 from kvobs.sources._imports import when_imported
@@ -15,6 +16,7 @@ from kvobs.sources._torch_capture import Captures
 from kvobs.sources._torch_handle import CUDA, Torch
 from kvobs.sources._torch_oom import OomObserver
 from kvobs.sources._torch_stats import ASYNC, NATIVE, Readings, read, settings, touched
+from kvobs.sources._torch_verdict import FAILED, verdicts
 
 SOURCE = "torch"
 LARGEST = "torch: largest free block"
@@ -43,6 +45,7 @@ class TorchSource:
 
     def __init__(self, bus: Bus, torch: Any = None) -> None:
         self._bus, self._injected = bus, torch
+        self._forecast: Callable[[], Forecast] = Forecast
         self._cancel: Callable[[], None] | None = None
         self._forget()
 
@@ -53,6 +56,10 @@ class TorchSource:
         self._observer: OomObserver | None = None
         self._forked, self._expandable = False, False
         self._facts: list[Availability] | None = None
+
+    def foresee(self, forecast: Callable[[], Forecast]) -> None:
+        """Before ``install``: who tells what the next step of the live caches will ask for."""
+        self._forecast = forecast
 
     def install(self, emit: Emit) -> None:
         """Look at torch now if it is imported, else once the host imports it."""
@@ -74,7 +81,8 @@ class TorchSource:
             captures = Captures(self._patches)
             if handle.built_with_cuda():
                 captures.install(torch.cuda.graphs.CUDAGraph)
-                self._observer = OomObserver(torch, self._emit, lambda: self._bus.active, captures.running)
+                self._observer = OomObserver(torch, self._emit, lambda: self._bus.active, captures.running,
+                                             forecast=self._forecast)
                 self._observer.start()
             self._captures, self._torch = captures, handle
         except Exception as error:
@@ -111,6 +119,24 @@ class TorchSource:
         if self._facts is None:
             _, self._facts = self._look(time.monotonic_ns())
         return self._facts
+
+    def verdict(self, device: str | None = None) -> list[NextStep]:
+        """What would become of the next step of the live caches, per device; estimated. Never raises, never empty.
+
+        Takes one snapshot, which holds up the engine's allocations meanwhile: for a person who asks, not for polling.
+        """
+        torch, captures = self._torch, self._captures
+        if torch is None or captures is None:
+            return [absent(NOT_IMPORTED, device or "")]
+        try:
+            kind = None if self._forked else torch.accelerator()
+            if kind is None:
+                return [absent(FORKED if self._forked else NO_ACCELERATOR, device or "")]
+            if not torch.initialised(kind):
+                return [absent(NOT_YET, device or "")]
+            return verdicts(torch, kind, captures.running, self._forecast(), device)
+        except Exception as error:
+            return [absent(FAILED.format(error=type(error).__name__), device or "")]
 
     def _look(self, now_ns: int) -> tuple[list[Event], list[Availability]]:
         if self._torch is None:

@@ -78,6 +78,16 @@ class Torch:
             return str(read()), True
         return next((self._environ[name] for name in _VARIABLES if self._environ.get(name)), ""), False
 
+    def free_bytes(self, index: int) -> tuple[int, int | None]:
+        """Bytes that a CUDA device has free, and those that this process may reserve (None: all); asks the driver.
+
+        Only of a device that the process uses: any other one would get a context.
+        """
+        free, total = self._torch.cuda.mem_get_info(index)
+        read = getattr(self._torch.cuda, "get_per_process_memory_fraction", None)
+        share = float(read(index)) if read is not None else 1.0  # older ones do not tell
+        return int(free), int(share * total) if share < 1 else None
+
     def records_history(self) -> bool:
         """Does the host record a memory history?"""
         read = getattr(self._c, "_cuda_isHistoryEnabled", None)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvobs.allocator.live import retry
+from kvobs.allocator.next_step import Forecast, next_step, told
 from kvobs.flight import Ration
 from kvobs.model import Emit, FlightRecord, HookFailed
 from kvobs.sources._torch_handle import CUDA, Torch
@@ -26,7 +27,8 @@ from kvobs.sources._torch_stats import blocks
 PER_MINUTE = 6
 MOST_BLOCKS = 50_000  # 65 ms to sum up, beside torch's own time to list them
 MOST_JUDGED = 10_000  # blocks: a verdict takes about 10 us per block
-SNAPSHOT_LIMIT = 48_000  # ASCII characters, of which a verdict takes about 3,000
+MOST_WORK = 300_000  # requests of the next step times blocks: 0.2 s
+SNAPSHOT_LIMIT = 48_000  # ASCII characters, of which a verdict takes about 3,000, and the next step's as many
 WAITING = "Out-of-memory errors are told once the host has initialised CUDA."
 CAPTURING = "No snapshot: a CUDA graph was being captured."
 HISTORY = "No snapshot: the host records a memory history, whose stacks it would resolve."
@@ -49,7 +51,8 @@ class OomObserver:
     """Makes a flight record of an out-of-memory error. ``reason`` says why it cannot, and is empty when it can."""
 
     def __init__(self, torch: Any, emit: Emit, active: Callable[[], bool], capturing: Callable[[], bool],
-                 clock: Callable[[], int] = time.monotonic_ns) -> None:
+                 clock: Callable[[], int] = time.monotonic_ns, forecast: Callable[[], Forecast] = Forecast) -> None:
+        self._forecast = forecast
         self._torch, self._handle = torch, Torch(torch)
         self._emit, self._active, self._capturing, self._clock = emit, active, capturing, clock
         self._lock = threading.Lock()
@@ -131,9 +134,11 @@ class OomObserver:
         if held > MOST_BLOCKS:
             return "", CROWDED
         segments = self._handle.segments()
-        verdict = json.dumps(self._verdict(segments, device, requested, allowed, free) if held <= MOST_JUDGED else
-                             {"verdict": None, "reason": UNJUDGED}, separators=(",", ":"))
-        rest = f',"verdict":{verdict}}}'
+        unjudged = {"verdict": None, "reason": UNJUDGED}
+        judged = {"verdict": unjudged, "next_step": {"estimated": True, **unjudged}} if held > MOST_JUDGED else {
+            "verdict": self._verdict(segments, device, requested, allowed, free),
+            "next_step": self._next_step(segments, device, allowed, free)}
+        rest = "," + json.dumps(judged, separators=(",", ":"))[1:]
         return summary(segments, SNAPSHOT_LIMIT - len(rest) + 1)[:-1] + rest, ""
 
     def _verdict(self, segments: Any, device: int, requested: int, allowed: int, free: int) -> dict[str, Any]:
@@ -144,6 +149,14 @@ class OomObserver:
             return retry(segments, self._handle.settings()[0], device, stream, requested, allowed, free)
         except Exception as error:
             return {"verdict": None, "reason": f"It could not be told ({type(error).__name__})."}
+
+    def _next_step(self, segments: Any, device: int, allowed: int, free: int) -> dict[str, Any]:
+        """What would become of the next step of the live caches; estimated, and as ``_verdict`` no more than lost."""
+        try:
+            return told(next_step(segments, self._handle.settings()[0], f"{CUDA}:{device}", self._forecast(), free,
+                                  allowed, MOST_WORK))
+        except Exception as error:
+            return {"estimated": True, "verdict": None, "reason": f"It could not be told ({type(error).__name__})."}
 
     def _failed(self, error: Exception) -> None:
         global _listening

@@ -52,9 +52,13 @@ class CacheRecord:
         self.sweep.baseline(layers)
         self.adrift = self.sweep.length() > 0
 
+    def cache(self) -> Any:
+        """The cache, or None when it is gone."""
+        return self.ref() if self.ref is not None else None
+
     def layers(self) -> list[Any] | None:
         """The cache's layers now, or None when it is gone."""
-        cache = self.ref() if self.ref is not None else None
+        cache = self.cache()
         return None if cache is None else layers_of(cache)
 
     def identify(self, cache: Any, layers: list[Any]) -> Origin:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from kvobs.allocator.next_step import Forecast
 from kvobs.model import Availability, Emit, Event, Poll
 from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources import Wiring
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources.transformers._caches import SOURCE, CacheRegistry
+from kvobs.sources.transformers._demand import forecast
 from kvobs.sources.transformers._hooks import Hooks
 from kvobs.sources.transformers._local import Local
 from kvobs.sources.transformers._paged import PagedHooks
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from kvobs.sources.transformers._deep import Deep
 
 SUPPORTED = ((5, 0), (6, 0))
+PAUSED = "Observation is paused: caches that began meanwhile are not among those that are judged."
 _REWRITES = ("reorder_cache", "crop", "reset", "batch_repeat_interleave", "batch_select_indices")
 
 
@@ -74,6 +77,18 @@ class TransformersSource:
         self._hooks.close_idle(now_ns)
         cut = self._hooks.cut + (self._paged.cut if self._paged is not None else 0)
         return (Poll(now_ns, SOURCE, 0, (("kvobs.self.turns.cut", (), cut),)),) if cut else ()
+
+    def demands(self) -> Forecast:
+        """What the next step of every live cache asks for; estimated. Nothing is read from a device; from any thread.
+
+        While observation pauses, caches that begin are not seen, which it then says.
+        """
+        registry = self._caches
+        if registry is None:
+            return Forecast()
+        found = forecast(cache for record in registry.records() if not record.blind
+                         and (cache := record.cache()) is not None)
+        return found if self._wiring.bus.active else found._replace(unknown=(*found.unknown, PAUSED))
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's open turns to it."""
