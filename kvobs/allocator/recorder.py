@@ -68,6 +68,11 @@ class RecordingAllocator(Allocator):
         self._log(FREE_REQUESTED, address, block.requested, block.stream, self._frames.get(address, []))
         super().free(address)
 
+    def empty_cache(self) -> None:
+        """Return every segment to the device that holds nothing; no request is behind it."""
+        self._asking = 0, []
+        super().empty_cache()
+
     def snapshot_document(self) -> dict[str, Any]:
         """The state and the history, as ``torch.cuda.memory._snapshot`` gives them for one device."""
         settings = self.settings
