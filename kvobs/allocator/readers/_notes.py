@@ -76,19 +76,26 @@ def of_sums(rows: list[dict[str, Any]]) -> list[str]:
 def of_events(device: int, events: Events, state: State) -> list[str]:
     """The history against itself and against the last state."""
     found = _Sentences(f"Device {device}: ")
-    alive: dict[int, int] = {}
+    alive: set[int] = set()
     requested: set[int] = set()
-    twice = unasked = askew = 0
-    for action, address, size in zip(events.action, events.address, events.size, strict=True):
+    twice = unasked = 0
+    for action, address in zip(events.action, events.address, strict=True):
         if action == ALLOC:
-            twice += address in alive
-            alive[address] = size
+            if address in alive:
+                twice += 1
+            alive.add(address)
         elif action == FREE_REQUESTED:
             requested.add(address)
         elif action == FREE_COMPLETED:
-            unasked += alive.pop(address, None) is not None and address not in requested
-            requested.discard(address)
-        askew += address % MIN_BLOCK > 0 and action in _PLACED
+            if address not in requested:
+                unasked += address in alive
+            else:
+                requested.remove(address)
+            alive.discard(address)
+    askew = 0
+    if any(address % MIN_BLOCK for address in set(events.address)):
+        askew = sum(address % MIN_BLOCK > 0 and action in _PLACED
+                    for action, address in zip(events.action, events.address, strict=True))
     found.say(unasked, "free was completed without having been requested",
               "frees were completed without having been requested")
     found.say(twice, "alloc is at an address that is allocated already", "allocs are at addresses that are allocated "
@@ -118,7 +125,7 @@ def _outside(events: Events, state: State) -> int:
     return outside
 
 
-def _astray(alive: dict[int, int], state: State) -> int:
+def _astray(alive: set[int], state: State) -> int:
     """Addresses at which the last state has no block in use."""
     used = {block.address for segment in state for block in segment.blocks if block.state != INACTIVE}
     return sum(address not in used for address in alive)
