@@ -40,16 +40,19 @@ class Outcome:
 def run(kind: str, first: int, count: int, progress: Callable[[int], None] = lambda done: None,
         prefix: tuple[str, ...] = ()) -> Outcome:
     """Read ``count`` damaged inputs of a format from number ``first`` on; ``prefix`` is put before the command."""
-    total, number = Outcome(), first
-    while number < first + count:
-        told, killer, why = _worker(kind, number, first + count - number,
-                                    lambda done, begun=number: progress(begun - first + done), prefix)
+    total, parts = Outcome(), [(first, first + count)]
+    while parts:
+        begin, end = parts.pop()
+        told, killer, why = _worker(kind, begin, end - begin,
+                                    lambda done, begin=begin: progress(begin - first + done), prefix)
+        done = 0
         if told is not None:
             _add(total, told)
-        if killer is None:
-            return total
-        total.crashes.append((killer, why))
-        number = killer + 1
+            done = told["done"]
+        if killer is not None:
+            total.crashes.append((killer, why))
+            # What came after the last report and before the end is read once more.
+            parts += [part for part in ((killer + 1, end), (begin + done, killer)) if part[0] < part[1]]
     return total
 
 

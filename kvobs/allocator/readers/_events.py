@@ -39,9 +39,12 @@ def events(trace: list[Any], rows_of: Rows, stacks: Interner, pools: Pools,
 
 def _append(found: Events, rows: list[dict[str, Any]], stacks: Interner, pools: Pools) -> None:
     try:
-        names, where, sizes, streams, times = zip(*map(_FIELDS, rows), strict=True)
+        fields = list(map(_FIELDS, rows))
     except KeyError:
-        names, where, sizes, streams, times = zip(*map(_fields, rows), strict=True)
+        fields = list(map(_fields, rows))
+    names, where, sizes, streams, times = zip(*fields, strict=True)
+    if "oom" in names:
+        _, where, *_ = zip(*map(_fields, rows), strict=True)
     for other in set(map(type, names)) - {str}:
         _columns.text(next(name for name in names if type(name) is other), "action of an event")
     actions = [_CODES.get(name, OTHER) for name in names]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
 
 from kvobs.allocator.readers import _json, _pickle, _snapshot
 from kvobs.allocator.readers._limits import MAX_UNPACKED_BYTES, MIB, Refused
@@ -12,6 +11,8 @@ from kvobs.allocator.readers._pickle import Data, Progress
 from kvobs.allocator.recording import Recording
 
 _GZIP = b"\x1f\x8b"
+_WITH_HEADER = 31  # zlib's word for gzip
+_PIECE = 32 * MIB
 _SQLITE = b"SQLite format 3\x00"
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
@@ -58,28 +59,30 @@ def text(data: Data, name: str, progress: Progress = lambda done: None) -> Recor
     return _json.parse(whole, name, progress)
 
 
-def unpacked(data: Data) -> bytes:
-    """What a .gz holds, in one or more members.
+def unpacked(data: Data) -> bytearray:
+    """What a .gz holds, in one or more members; what follows the last is ignored, as gzip does.
 
     Raises:
         Refused: damaged, cut off, or larger than allowed.
     """
-    found, rest = bytearray(), bytes(data)
-    while rest[:2] == _GZIP:
-        member = zlib.decompressobj(31)
-        while not member.eof:
-            try:
-                part = member.decompress(rest, 8 * MIB)
-            except zlib.error as error:
-                raise Refused(f"It is a damaged .gz ({str(error)[:80]}).") from None
-            rest = member.unconsumed_tail or member.unused_data
-            found += part
-            if len(found) > MAX_UNPACKED_BYTES:
-                raise Refused(f"It unpacks to more than {MAX_UNPACKED_BYTES // MIB:,} MiB, which are allowed.")
-            if not part and not rest and not member.eof:
+    found, position, rest = bytearray(), 0, b""
+    member = zlib.decompressobj(_WITH_HEADER)
+    while True:
+        if not rest:
+            rest = bytes(data[position:position + MIB])
+            position += len(rest)
+            if not rest:
                 raise Refused("It is a .gz that is cut off.")
-    return bytes(found)
-
-
-# Each by its name, for those that read every kind: tests and the fuzzer.
-FORMATS: dict[str, Callable[[bytes, str], Recording]] = {"any": parse, "pickle": pickled, "json": text}
+        try:
+            found += member.decompress(rest, _PIECE)
+        except zlib.error as error:
+            raise Refused(f"It is a damaged .gz ({str(error)[:80]}).") from None
+        if len(found) > MAX_UNPACKED_BYTES:
+            raise Refused(f"It unpacks to more than {MAX_UNPACKED_BYTES // MIB:,} MiB, which are allowed.")
+        rest = member.unconsumed_tail
+        if member.eof:
+            rest = member.unused_data + bytes(data[position:position + MIB])
+            position += MIB
+            if rest[:2] != _GZIP:
+                return found
+            member = zlib.decompressobj(_WITH_HEADER)

@@ -41,11 +41,15 @@ def apply(memory_bytes: int, cpu_seconds: int) -> None:
     """Hold this process to the limits: it can take no more, write no file, start no process and dump no core."""
     import resource
 
-    for what, value in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CPU, cpu_seconds),
-                        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_FSIZE, 0),
-                        (resource.RLIMIT_NPROC, 0)):
+    # Beyond the first CPU limit comes SIGXCPU, which tells that it was this; beyond the second SIGKILL.
+    for what, soft, most in ((resource.RLIMIT_AS, memory_bytes, memory_bytes),
+                             (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 2), (resource.RLIMIT_CORE, 0, 0),
+                             (resource.RLIMIT_NOFILE, 32, 32), (resource.RLIMIT_FSIZE, 0, 0),
+                             (resource.RLIMIT_NPROC, 0, 0)):
         _, hard = resource.getrlimit(what)
-        resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard),) * 2)
+        if hard != resource.RLIM_INFINITY:
+            soft, most = min(soft, hard), min(most, hard)
+        resource.setrlimit(what, (soft, most))
 
 
 def count(found: int, allowed: int, what: str) -> None:

@@ -22,6 +22,9 @@ from kvobs.allocator.recording import Recording
 MIB = _limits.MIB
 _WALL_FACTOR, _WALL_SPARE = 3, 20  # seconds: a busy machine gives a process only part of a core
 _PIECE = 1 << 20
+_GOODBYE = 5.0  # seconds between a child's last word and its end
+_LARGEST = {_child.PROGRESS: 8, _child.ERROR: 1 << 16, _child.RESULT: _limits.MAX_RESULT_BYTES}
+_KEPT = ("LD_LIBRARY_PATH",)  # some interpreters do not start without it
 _START = "import sys; sys.path += {paths!r}; from kvobs.allocator.readers._child import main; main(sys.argv[1:])"
 
 
@@ -71,44 +74,50 @@ def _ask(path: Path, descriptor: int, memory: int, cpu: int, progress: Callable[
         raise Unreadable(f"{path} cannot be read: this Python does not know its own program, and kvobs reads files in "
                          "a process of their own.")
     paths = list(dict.fromkeys(str(Path(module.__file__ or "").resolve().parent.parent) for module in (kvobs, msgspec)))
+    name = path.name.encode("utf-8", "replace").decode()
     # Isolated, without site: no sitecustomize or .pth of the environment runs there, so nothing observes it either.
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", "-c", _START.format(paths=paths), str(memory), str(cpu), str(path)],
-        stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True, cwd="/", env={})
+        [sys.executable, "-I", "-S", "-B", "-c", _START.format(paths=paths), str(memory), str(cpu), name],
+        stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True, cwd="/",
+        env={key: os.environ[key] for key in _KEPT if key in os.environ})
     try:
         assert process.stdout is not None
         answer = _answer(process.stdout.fileno(), time.monotonic() + _WALL_FACTOR * cpu + _WALL_SPARE, progress)
+        if answer is None:
+            process.wait(_GOODBYE)
+        return _wire.unpack(answer or b"", str(path))
+    except _Failure as failure:
+        raise Unreadable(f"{path} cannot be read: {failure}") from None
+    except (_wire.Damaged, subprocess.TimeoutExpired):
+        raise Unreadable(f"{path} cannot be read: {_why(process.poll(), memory, cpu)}") from None
     finally:
         process.kill()
-        status = process.wait()
+        process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    if isinstance(answer, bytes):
-        try:
-            return _wire.unpack(answer, str(path))
-        except _wire.Damaged:
-            answer = None
-    raise Unreadable(_why(path, answer, status, memory, cpu))
 
 
-def _answer(pipe: int, deadline: float, progress: Callable[[float], None]) -> bytes | str | None:
-    """The recording, or why there is none, or None where the child ended without a word."""
+class _Failure(Exception):
+    """Why there is no recording: the rest of a sentence."""
+
+
+def _answer(pipe: int, deadline: float, progress: Callable[[float], None]) -> bytes | None:
+    """The recording, or None where the child ended without a word."""
     received = bytearray()
     with selectors.DefaultSelector() as waiting:
         waiting.register(pipe, selectors.EVENT_READ)
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or not waiting.select(left):
-                return "time"
+                raise _Failure("that takes longer than is allowed, even for a busy machine.")
             piece = os.read(pipe, _PIECE)
             if not piece:
                 return None
             received += piece
             while len(received) >= _child.HEADER.size:
                 kind, length = _child.HEADER.unpack_from(received)
-                if kind not in (_child.PROGRESS, _child.RESULT, _child.ERROR) or length > _limits.MAX_RESULT_BYTES or (
-                        kind != _child.RESULT and length > _PIECE):
-                    return None
+                if kind not in _LARGEST or length > _LARGEST[kind]:
+                    raise _Failure("the process that read it gave an answer that makes no sense.")
                 end = _child.HEADER.size + length
                 if len(received) < end:
                     break
@@ -116,21 +125,20 @@ def _answer(pipe: int, deadline: float, progress: Callable[[float], None]) -> by
                 if kind == _child.RESULT:
                     return body
                 if kind == _child.ERROR:
-                    return body.decode("utf-8", "replace")
+                    told = body.decode("utf-8", "replace")
+                    raise _Failure(told[:1].lower() + told[1:])
                 if length == 8:
                     progress(min(max(struct.unpack("<d", body)[0], 0.0), 1.0))
                 del received[:end]
 
 
-def _why(path: Path, answer: bytes | str | None, status: int, memory: int, cpu: int) -> str:
-    if answer == "memory":
-        return f"{path} cannot be read: that takes more than the {memory // MIB:,} MiB of memory that are allowed."
-    if answer == "time":
-        allowed = _WALL_FACTOR * cpu + _WALL_SPARE
-        return f"{path} cannot be read: that takes more than the {allowed:,} s that are allowed."
-    if isinstance(answer, str):
-        return f"{path} cannot be read: {answer[:1].lower()}{answer[1:]}"
-    if status in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"{path} cannot be read: that takes more than the {cpu:,} s of a core that are allowed."
-    return (f"{path} cannot be read: the process that read it ended without an answer (status {status}); the file is "
-            "damaged, or no file that kvobs knows.")
+def _why(status: int | None, memory: int, cpu: int) -> str:
+    """Why a child that said nothing ended."""
+    if status == -signal.SIGXCPU:
+        return f"that takes more than the {cpu:,} s of a core that are allowed."
+    if status == -signal.SIGKILL:
+        return "the process that read it was killed, perhaps because the machine's memory ran out."
+    if status == _child.OUT_OF_MEMORY:
+        return f"that takes more than the {memory // MIB:,} MiB of memory that are allowed."
+    return (f"the process that read it ended without an answer (status {status}); the file is damaged, or no file that "
+            "kvobs knows.")

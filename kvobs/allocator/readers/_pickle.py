@@ -18,7 +18,7 @@ from typing import Any
 
 from kvobs.allocator.readers._limits import MAX_TEXT_BYTES, Refused
 
-Data = bytes | mmap.mmap
+Data = bytes | bytearray | mmap.mmap
 Progress = Callable[[float], None]
 _CHUNK = 1 << 20
 _MEMO_SPARE = 1 << 16  # entries; what a short file may skip

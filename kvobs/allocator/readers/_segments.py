@@ -35,15 +35,13 @@ def states(rows: list[dict[str, Any]], stacks: Interner, pools: Pools) -> dict[i
     addresses = _columns.addresses(rows, "address", "segment")
     sizes = _columns.sizes(rows, "total_size", "segment")
     streams = _columns.streams(rows, "a segment")
-    total = 0
+    blocks = [_columns.dicts(row.get("blocks", []), "blocks of a segment") for row in rows]
+    count(sum(map(len, blocks)), MAX_BLOCKS, "blocks")
     for index, row in enumerate(rows):
-        told = _columns.dicts(row.get("blocks", []), "blocks of a segment")
-        total += len(told)
-        count(total, MAX_BLOCKS, "blocks")
         pool = pools.index(row["segment_pool_id"]) if "segment_pool_id" in row else 0
         found.setdefault(devices[index], []).append(Segment(
             addresses[index], sizes[index], streams[index], pool, _small(row, sizes[index]),
-            _flag(row.get("is_expandable", False)), _blocks(told, addresses[index], stacks),
+            _flag(row.get("is_expandable", False)), _blocks(blocks[index], addresses[index], stacks),
             stacks.stack(row.get("frames"))))
     for segments in found.values():
         segments.sort(key=lambda segment: segment.address)
