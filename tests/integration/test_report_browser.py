@@ -1,0 +1,171 @@
+"""The report in a real browser, opened from the disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvobs.allocator.explain import explain
+from kvobs.allocator.report import write_html
+from kvobs.allocator.settings import MIB
+from tests.browser import Window, browsing
+from tests.recordings import STEPS, recorded
+
+HOSTILE = "</script><img src=x onerror='document.title=`taken`'><script>document.title='taken'</script>"
+CONTRAST = """() => {
+  const channel = (value) => value <= .03928 * 255 ? value / 255 / 12.92 : ((value / 255 + .055) / 1.055) ** 2.4;
+  const light = (colour) => { const [r, g, b] = colour.match(/[\\d.]+/g).map(Number);
+    return .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b); };
+  const ground = (node) => { for (let at = node; at; at = at.parentElement) {
+    const colour = getComputedStyle(at).backgroundColor;
+    if (!/, 0\\)$/.test(colour) && colour !== "transparent") return colour; } return "rgb(255, 255, 255)"; };
+  const texts = [...document.querySelectorAll("body *")].filter((node) => node.checkVisibility()
+    && !["SCRIPT", "STYLE", "OPTION"].includes(node.tagName)
+    && [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim()));
+  return texts.map((node) => { const style = getComputedStyle(node);
+    const ink = node instanceof SVGElement ? style.fill : style.color;
+    const [a, b] = [light(ink), light(ground(node))].sort((x, y) => y - x);
+    return [node.textContent.trim().slice(0, 40), (a + .05) / (b + .05)]; });
+}"""
+
+
+def made(folder: Path, function: str = "answer") -> Path:
+    recording = recorded(folder / "made.pickle", function)
+    told = explain(recording)
+    write_html(recording, told.replays, told.document, folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(params=[(1400, False), (1000, True), (1920, False)], ids=str)
+def report(request: Any, tmp_path: Path) -> Iterator[Window]:
+    width, dark = request.param
+    with browsing(dark=dark, width=width) as window:
+        window.page.goto(made(tmp_path).as_uri())
+        window.page.locator("canvas").wait_for()
+        yield window
+
+
+def inside(window: Window, text: str) -> str:
+    """The words of the section that a heading begins, up to the next one."""
+    return str(window.page.evaluate("""(text) => { const found = [];
+        let at = [...document.querySelectorAll("h3")].find((head) => head.textContent === text).nextElementSibling;
+        for (; at && at.tagName !== "H3"; at = at.nextElementSibling) found.push(at.innerText);
+        return found.join("\\n"); }""", text))
+
+
+def test_a_report_reads_whole(report: Window) -> None:
+    """From the disk, at several widths, light and dark: nothing is asked of anyone, nothing fails, nothing sticks out
+    of the page, every text has a contrast of 4.5, and every section says something.
+    """
+    page = report.page
+    assert [url for url in report.asked if not url.startswith("file:")] == []
+    assert report.errors == []
+    assert page.evaluate("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page.locator("details").evaluate_all("(all) => all.forEach((one) => { one.open = true; })")
+    faint = [entry for entry in page.evaluate(CONTRAST) if entry[1] < 4.5]
+    assert faint == []
+    headings = page.locator("h3").all_inner_texts()
+    assert len(headings) == 8
+    for heading in headings:
+        assert len(inside(report, heading)) > 60, heading
+
+
+def test_a_report_tells_the_files_truth(report: Window) -> None:
+    """The verdict, the waste that sums to what is reserved, the score, and the holders are on the page in words."""
+    verdict = inside(report, "Verdicts")
+    assert "CAPACITY" in verdict
+    assert "256.00 MiB requested" in verdict
+    assert "8/8 addresses, 3/3 device allocations" in verdict
+    sums = re.search(r"sum to ([\d,]+) B of ([\d,]+) B", inside(report, "Where the reserved bytes are"))
+    assert sums is not None
+    assert sums[1] == sums[2] == f"{30 * MIB:,}"
+    holders = inside(report, "Who holds memory")
+    assert "kv: 6.00 MiB (37.5 %)" in holders
+    assert "cache_utils.py:119 update (from serve.py:20 answer)" in holders
+    assert "GMLake" in inside(report, "Published definitions of fragmentation, and why none decides")
+    assert report.page.locator("line.oom").count() == 1
+
+
+def test_the_slider_goes_through_time(report: Window) -> None:
+    """With the keyboard the slider goes from the file's state back to before the first event; map, chart and words
+    follow, and at the peak the last two KV tensors are there at once.
+    """
+    page = report.page
+    slider, said = page.get_by_role("slider"), page.locator("output")
+    assert said.inner_text().startswith("The file's last state: 30.00 MiB reserved, 16.00 MiB in 2 blocks")
+    slider.focus()
+    page.keyboard.press("Home")
+    assert said.inner_text().startswith("Before the first event: 0 B reserved, 0 B in 0 blocks")
+    page.keyboard.press("ArrowRight")
+    assert said.inner_text().startswith("After event 0 of 25")
+    page.get_by_role("button", name="Peak").click()
+    largest = page.get_by_role("region", name="The largest blocks at this moment").locator("tbody tr")
+    assert [row.split("\t")[1:4] for row in largest.all_inner_texts()] == [
+        ["10.00 MiB", "allocated", "weights"], [f"{STEPS}.00 MiB", "allocated", "kv"],
+        [f"{STEPS - 1}.00 MiB", "allocated", "kv"]]
+    before = page.locator("line.cursor").get_attribute("x1")
+    page.get_by_role("button", name="First").click()
+    assert page.locator("line.cursor").get_attribute("x1") != before
+    page.get_by_role("button", name="Last").click()
+    page.locator("canvas").focus()
+    page.keyboard.press("ArrowRight")
+    assert "kind (estimated): weights" in page.locator(".map .hint").inner_text()
+
+
+def test_pending_is_shown_as_such(report: Window) -> None:
+    """Right after it was freed, the block that another stream still uses is on the map as pending."""
+    page = report.page
+    slider, said = page.get_by_role("slider"), page.locator("output")
+    slider.focus()
+    table = page.get_by_role("region", name="The largest blocks at this moment")
+    for _ in range(25):
+        page.keyboard.press("ArrowLeft")
+        if "pending" in table.inner_text():
+            break
+    assert "3.00 MiB\tpending\tactivation" in table.inner_text(), said.inner_text()
+    page.get_by_label("state", exact=True).check()
+    assert "pending: 3.00 MiB" in page.locator(".legend").nth(1).inner_text()
+
+
+def test_hovering_tells_size_kind_and_frame(report: Window) -> None:
+    """Over the first block of the map the hint says its size, its kind and who allocated it; over free memory that."""
+    page = report.page
+    box = page.locator("canvas").bounding_box()
+    assert box is not None
+    page.locator("canvas").hover(position={"x": 200, "y": 5})
+    hint = page.locator(".map .hint").inner_text()
+    assert "10.00 MiB allocated" in hint
+    assert "kind (estimated): weights" in hint
+    assert "module.py:1357 convert" in hint
+    page.locator("canvas").hover(position={"x": 200, "y": box["height"] - 5})
+    assert "free, in a segment of 20.00 MiB" in page.locator(".map .hint").inner_text()
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    """A function of the file that is called like markup with a script is shown as it is called, and nothing of it
+    runs; the page makes no picture.
+    """
+    with browsing() as window:
+        window.page.goto(made(tmp_path, HOSTILE).as_uri())
+        window.page.locator("canvas").wait_for()
+        assert window.page.title() == "kvobs explain"
+        assert window.page.locator("img").count() == 0
+        assert HOSTILE[:60] in window.page.locator("main").inner_text()
+        assert window.errors == []
+
+
+def test_the_policy_stops_what_escapes(tmp_path: Path) -> None:
+    """Were markup of a file to reach the page all the same, its script would not run and its picture not be asked."""
+    report = made(tmp_path)
+    text = report.read_text(encoding="utf-8")
+    report.write_text(text.replace("<main", "<img src='http://127.0.0.1:9/x' onerror=\"document.title='taken'\">"
+                                   "<script>document.title='taken'</script><main", 1), encoding="utf-8")
+    with browsing() as window:
+        window.page.goto(report.as_uri())
+        window.page.locator("canvas").wait_for()
+        assert window.page.title() == "kvobs explain"
+        assert any("Content Security Policy" in error for error in window.errors)
