@@ -147,7 +147,7 @@ def _what_if(found: explain_data.Explained, index: int, content: str) -> None:
             compared = explain_data.compare(found, index, changes, int(capacity * 1024**3) or None,
                                             None if growth == explain_data.AS_RECORDED else parse(growth))
     except ValueError as error:
-        st.error(units.plain(str(error)))
+        st.error(units.plain(f"{str(error).rstrip('.')}."))
         return
     st.table(explain_data.compared_rows(compared), hide_index=True)
     st.caption(units.plain(f"{explain_data.off_by(compared)} {compared.capacity_reason}"))

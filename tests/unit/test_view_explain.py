@@ -1,0 +1,191 @@
+"""The Explain page, run by Streamlit's own test runner over files that the twin wrote, and what it is made of."""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit")
+pytest.importorskip("pandas")
+
+from kvobs.allocator.growth import parse
+from kvobs.allocator.readers import Unreadable
+from kvobs.allocator.settings import MIB
+from streamlit_app import explain_data
+from tests.recordings import dump
+
+HOSTILE = "![x](https://example.org/x.png) <img src=x onerror=alert(1)> **`$"
+
+
+def started() -> Any:
+    """The page on its first look, with a store that does not exist."""
+    from streamlit.testing.v1 import AppTest
+
+    script = "from streamlit_app.views import explain\nexplain.render('/nonexistent')\n"
+    return AppTest.from_string(script, default_timeout=120).run()
+
+
+def shown(path: Path) -> Any:
+    found = started().text_input(key="explain-path").input(str(path)).run()
+    assert not found.exception, found.exception
+    return found
+
+
+def read(markdown: str) -> str:
+    return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", markdown)
+
+
+def worked_out(path: Path) -> explain_data.Explained:
+    return explain_data.work_out(path, path.name, lambda share, words: None)
+
+
+def test_without_a_file_the_page_says_what_to_do() -> None:
+    """The page needs no store; it asks for a file."""
+    found = started()
+    assert not found.exception
+    assert [element.value for element in found.info] == ["Name a file, or upload one."]
+
+
+def test_a_file_is_explained(tmp_path: Path) -> None:
+    """Sizes, the verdict, the waste that sums to what is reserved, holders and definitions are those of the file."""
+    found = shown(dump(tmp_path / "made.pickle"))
+    assert {metric.label: metric.value for metric in found.metric} == {
+        "Reserved": "30.00 MiB", "Allocated": "16.00 MiB", "Pending free": "0 B", "Free": "14.00 MiB",
+        "Largest free": "9.00 MiB"}
+    (verdict,) = [read(element.value) for element in found.error]
+    assert verdict.startswith("**CAPACITY**: 256.00 MiB requested, the device had 34.00 MiB left.")
+    waste, holders, definitions = (table.value for table in found.table)
+    assert sum(int(value.split()[0].replace(",", "")) for value in waste["exactly"]) == 30 * MIB
+    assert holders["kind"].tolist() == ["weights", "kv"]
+    assert holders["bytes"].tolist() == ["10.00 MiB", "6.00 MiB"]
+    assert len(definitions) == 9
+    assert "8/8 addresses" in "".join(read(element.value) for element in found.caption)
+
+
+def test_a_hostile_name_is_text(tmp_path: Path) -> None:
+    """A function called like Markdown and markup is shown as it is called."""
+    found = shown(dump(tmp_path / "made.pickle", HOSTILE))
+    cell = next(cell for cell in found.table[1].value["allocated by"] if "example" in cell)
+    assert HOSTILE in read(cell)
+    assert re.search(r"(?<!\\)[<!`*$]", cell) is None
+
+
+@pytest.mark.parametrize(("content", "told"), [(b"nonsense", "cannot be read"), (b"", "cannot be read"),
+                                              (None, "There is no file")])
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, content: bytes | None, told: str) -> None:
+    """A foreign, an empty or a missing file gives one sentence, and the page goes on."""
+    place = tmp_path / "x.pickle"
+    if content is not None:
+        place.write_bytes(content)
+    found = shown(place)
+    (sentence,) = [read(element.value) for element in found.error]
+    assert told in sentence
+    assert str(place) in sentence
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "a\0b", "x" * 5_000])
+def test_no_path_harms_the_page(path: str) -> None:
+    """Devices are not read, and names that no file can have give a sentence too."""
+    with pytest.raises(Unreadable, match=r"\.$"):
+        explain_data.content_of(Path(path))
+
+
+def test_what_if_is_compared(tmp_path: Path) -> None:
+    """Compared with nothing changed, before and after are equal; more capacity lets the failed request succeed."""
+    found = shown(dump(tmp_path / "made.pickle"))
+    found.button[-1].click().run()
+    assert not found.exception
+    table = found.table[2].value
+    assert table["before (modelled)"].tolist() == table["after (modelled)"].tolist()
+    assert "No request ends otherwise." in [element.value for element in found.info]
+    found.number_input[2].set_value(1.0)
+    found.button[-1].click().run()
+    assert not found.exception
+    changed = found.table[3].value
+    assert changed[["requested", "before", "after"]].values.tolist() == [["256.00 MiB", "CAPACITY", "succeeds"]]
+
+
+def test_an_impossible_change_is_one_sentence(tmp_path: Path) -> None:
+    """A change that is not possible is refused in words."""
+    found = shown(dump(tmp_path / "made.pickle"))
+    found.number_input[1].set_value(5)
+    found.button[-1].click().run()
+    assert not found.exception
+    assert any("max_split_size_mb" in read(element.value) for element in found.error)
+
+
+def test_the_controls_mean_options() -> None:
+    """What is left alone is not among the options; the others have PyTorch's names and forms."""
+    assert explain_data.changes_of("as recorded", 0, 0, 0.0) == {}
+    assert explain_data.changes_of("True", 64, 8, 0.8) == {
+        "expandable_segments": "True", "max_split_size_mb": "64", "roundup_power2_divisions": "8",
+        "garbage_collection_threshold": "0.8"}
+
+
+def test_a_kv_cache_that_does_not_copy_is_compared(tmp_path: Path) -> None:
+    """Held once in its final size, the cache copies nothing, so the peak of allocated bytes is 16 instead of 21 MiB."""
+    found = worked_out(dump(tmp_path / "made.pickle"))
+    compared = explain_data.compare(found, 0, {}, None, parse("static"))
+    assert compared.before.peak_allocated_bytes == 21 * MIB
+    assert compared.after.peak_allocated_bytes < 21 * MIB
+    rows = {row["what"]: row for row in explain_data.compared_rows(compared)}
+    assert rows["KV growth"]["after (modelled)"] == "static"
+
+
+def test_an_upload_is_gone_after_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload is a private file while it is read, whole, and removed whatever happens."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    source = io.BytesIO(dump(tmp_path / "made.pickle").read_bytes())
+    source.read()
+    seen = []
+
+    def look() -> None:
+        with explain_data.uploaded(source) as place:
+            seen.append((place.read_bytes(), place.stat().st_mode & 0o077))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        look()
+    assert seen == [((tmp_path / "made.pickle").read_bytes(), 0)]
+    assert [one.name for one in tmp_path.iterdir()] == ["made.pickle"]
+
+
+def test_the_same_content_is_worked_out_once(tmp_path: Path) -> None:
+    """Files are known by their bytes: a copy is not explained again, a changed one is, and only the last few stay."""
+    kept, made = explain_data.Kept(), []
+
+    def look(content: str) -> Any:
+        def make() -> Any:
+            made.append(content)
+            return f"explained {content}"
+        return kept.get(content, make)
+
+    first = dump(tmp_path / "a.pickle")
+    copy = tmp_path / "b.pickle"
+    copy.write_bytes(first.read_bytes())
+    assert explain_data.content_of(first) == explain_data.content_of(copy)
+    copy.write_bytes(first.read_bytes() + b".")
+    assert explain_data.content_of(first) != explain_data.content_of(copy)
+    assert [look(content) for content in "aab"] == ["explained a", "explained a", "explained b"]
+    assert made == ["a", "b"]
+    for content in "cdea":
+        look(content)
+    assert made == ["a", "b", "c", "d", "e", "a"]
+    assert len(kept.found) == explain_data.KEPT
+
+
+def test_progress_is_told_in_order(tmp_path: Path) -> None:
+    """Progress goes from 0 towards 1, never back, with words."""
+    told: list[tuple[float, str]] = []
+    explain_data.work_out(dump(tmp_path / "made.pickle"), "made.pickle",
+                          lambda share, words: told.append((share, words)))
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] <= 1
+    assert all(words for _, words in told)
