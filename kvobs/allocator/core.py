@@ -17,6 +17,7 @@ from kvobs.allocator.state import Block, Segment, State
 from kvobs.allocator.twin import OutOfMemory
 
 ENGINES = ("auto", "C++", "Python")
+LARGEST = 1 << 60  # bytes: a request must be smaller, so that the core's sums cannot overflow
 _found: ctypes.CDLL | str | None = None  # the library, or why there is none; None before the first use
 
 
@@ -186,19 +187,20 @@ def _library() -> ctypes.CDLL | str:
 
 def _run_twin(program: Program, settings: Settings, capacity: int | None) -> Outcome:
     allocator = twin.Allocator(settings, SimulatedDevice(capacity))
-    address, reserved, allocated, ooms = array("q"), array("q"), array("q"), array("q")
+    count = len(program)
+    address, reserved, allocated = (zeros("q", count) for _ in range(3))
+    ooms: list[int] = []
     given: dict[int, int] = {}  # by handle: the address, 0 where there was no memory, -1 once freed
     columns = zip(program.op, program.handle, program.size, program.stream, program.pool, strict=True)
     for index, (op, handle, size, stream, pool) in enumerate(columns):
-        at = 0
         if op == operations.ALLOC:
-            if handle in given or not 0 <= handle < len(program) or not 0 <= size < 1 << 60:
+            if handle in given or not 0 <= handle < count or not 0 <= size < LARGEST:
                 raise _refused(program, index)
             try:
-                at = allocator.alloc(size, stream, pool)
+                given[handle] = address[index] = allocator.alloc(size, stream, pool)
             except OutOfMemory:
                 ooms.append(index)
-            given[handle] = at
+                given[handle] = 0
         elif op == operations.FREE:
             place = given.get(handle, -1)
             if place < 0:
@@ -222,9 +224,8 @@ def _run_twin(program: Program, settings: Settings, capacity: int | None) -> Out
             allocator.set(program.settings[handle])
         else:
             raise _refused(program, index)
-        address.append(at)
-        reserved.append(allocator.reserved)
-        allocated.append(allocator.allocated)
+        reserved[index] = allocator.reserved
+        allocated[index] = allocator.allocated
     return Outcome(address, reserved, allocated, tuple(ooms), allocator.stats(), allocator.snapshot(), "Python")
 
 
