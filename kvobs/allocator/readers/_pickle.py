@@ -107,12 +107,13 @@ def _cut_off(size: int) -> str:
 
 def _sized(code: bytes, lengths: Iterable[int]) -> bytes:
     """An opcode whose argument begins with its length in one byte."""
-    return code + b"(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in lengths) + b")"
+    return code + b"(?:" + b"|".join(re.escape(bytes([length])) + b"." * length for length in lengths) + b")"
 
 
 # The commonest lengths first, as they are tried in order; longer texts are met by the loop.
 _PLAIN = b"[" + re.escape(b"]}(aeusdl012N\x88\x89\x94") + b"]*+"
-_INTEGER = b"(?:K.|" + _sized(b"\x8a", (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b"|J.{4}|M..)"
+_FRAMES = b"j....(?:j....j....j....j....)*+(?:j....)*+"  # of a stack: most of what is in a file
+_INTEGER = b"(?:K.|J....|M..|" + _sized(b"\x8a", (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b")"
 _PAIR = _INTEGER + b"(?:" + _INTEGER + b"\x86)?+"
 _TEXT = _sized(b"\x8c", range(64))
 
@@ -123,7 +124,7 @@ def _pattern(memo_put: bytes) -> re.Pattern[bytes]:
 
     A loop over a million events in Python would take ten times as long as reading them.
     """
-    return re.compile(b"(?:%b(?:[hq\x80].|j.{4}|%b|%b|G.{8}|%b))*+%b" % (_PLAIN, _PAIR, _TEXT, memo_put, _PLAIN),
+    return re.compile(b"(?:%b(?:%b|[hq\x80].|%b|%b|%b|G.{8}))*+%b" % (_PLAIN, _FRAMES, _PAIR, memo_put, _TEXT, _PLAIN),
                       re.DOTALL)
 
 

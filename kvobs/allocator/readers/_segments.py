@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any
 
 from kvobs.allocator.readers import _columns
@@ -16,15 +19,18 @@ from kvobs.allocator.readers._limits import (
     count,
 )
 from kvobs.allocator.readers._pools import Pools
+from kvobs.allocator.recording import UNKNOWN
 from kvobs.allocator.settings import SMALL_SEGMENT
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, Block, Segment, State
 
 _STATES = {"active_allocated": ALLOCATED, "active_pending_free": PENDING, "active_awaiting_free": PENDING,
            "inactive": INACTIVE}
+_FIELDS = itemgetter("state", "address", "requested_size", "frames")
+_ADDRESS = itemgetter(0)
 
 
-def states(rows: list[dict[str, Any]], stacks: Interner, pools: Pools) -> dict[int, State]:
-    """The segments of every device, in order of address.
+def states(rows: list[dict[str, Any]], stacks: Interner | None, pools: Pools) -> dict[int, State]:
+    """The segments of every device, in order of address. Without ``stacks`` none are looked at.
 
     Raises:
         Refused: a segment or block is not what torch writes.
@@ -35,33 +41,56 @@ def states(rows: list[dict[str, Any]], stacks: Interner, pools: Pools) -> dict[i
     addresses = _columns.addresses(rows, "address", "segment")
     sizes = _columns.sizes(rows, "total_size", "segment")
     streams = _columns.streams(rows, "a segment")
-    blocks = [_columns.dicts(row.get("blocks", []), "blocks of a segment") for row in rows]
-    count(sum(map(len, blocks)), MAX_BLOCKS, "blocks")
+    told = [_columns.dicts(row.get("blocks", []), "blocks of a segment") for row in rows]
+    count(sum(map(len, told)), MAX_BLOCKS, "blocks")
+    blocks, end = _blocks(told, addresses, stacks), 0
     for index, row in enumerate(rows):
         pool = pools.index(row["segment_pool_id"]) if "segment_pool_id" in row else 0
+        start, end = end, end + len(told[index])
         found.setdefault(devices[index], []).append(Segment(
             addresses[index], sizes[index], streams[index], pool, _small(row, sizes[index]),
-            _flag(row.get("is_expandable", False)), _blocks(blocks[index], addresses[index], stacks),
-            stacks.stack(row.get("frames"))))
+            _flag(row.get("is_expandable", False)), tuple(sorted(blocks[start:end], key=_ADDRESS)),
+            UNKNOWN if stacks is None else stacks.stack(row.get("frames"))))
     for segments in found.values():
-        segments.sort(key=lambda segment: segment.address)
+        segments.sort(key=_ADDRESS)
     return {device: tuple(segments) for device, segments in found.items()}
 
 
-def _blocks(rows: list[dict[str, Any]], start: int, stacks: Interner) -> tuple[Block, ...]:
+def _blocks(told: list[list[dict[str, Any]]], starts: Sequence[int], stacks: Interner | None) -> list[Block]:
+    """The blocks of all segments."""
+    rows = list(chain.from_iterable(told))
+    if not rows:
+        return []
     sizes = _columns.sizes(rows, "size", "block")
-    found: list[Block] = []
-    following = start
-    for row, size in zip(rows, sizes, strict=True):
-        told = row.get("state")
-        if type(told) is not str or told not in _STATES:
-            raise Refused(f"The state of a block is {_shown(told)}, and must be one of {', '.join(_STATES)}.")
-        requested, frames = _request(row, size)
-        address = _address(row.get("address", following))
-        found.append(Block(address, size, requested, _STATES[told], stacks.stack(frames)))
-        following = address + size
-    found.sort(key=lambda block: block.address)
-    return tuple(found)
+    try:
+        words, addresses, requested, frames = zip(*map(_FIELDS, rows), strict=True)
+        if None in frames:
+            raise KeyError("frames")
+    except KeyError:
+        words, addresses, requested, frames = zip(*_older(told, starts), strict=True)
+    for other in set(map(type, words)) - {str}:
+        raise Refused(_no_state(next(word for word in words if type(word) is other)))
+    for word in set(words) - _STATES.keys():
+        raise Refused(_no_state(word))
+    return list(map(Block, _columns.numbers("Q", addresses, 0, MAX_ADDRESS, "address of a block"), sizes,
+                    _columns.numbers("q", requested, 0, MAX_SIZE + 1, "requested size of a block"),
+                    [_STATES[word] for word in words],
+                    repeat(UNKNOWN) if stacks is None else map(stacks.stack, frames)))
+
+
+def _older(told: list[list[dict[str, Any]]], starts: Sequence[int]) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """The same fields of blocks that lack some: without an address they follow one another."""
+    for rows, start in zip(told, starts, strict=True):
+        following = start
+        for row in rows:
+            address = row.get("address", following)
+            requested, frames = _request(row, row["size"])
+            yield row.get("state"), address, requested, frames
+            following = address + row["size"] if type(address) is int else 0
+
+
+def _no_state(told: Any) -> str:
+    return f"The state of a block is {_shown(told)}, and must be one of {', '.join(_STATES)}."
 
 
 def _request(row: dict[str, Any], size: int) -> tuple[int, Any]:
@@ -71,17 +100,7 @@ def _request(row: dict[str, Any], size: int) -> tuple[int, Any]:
         newest = _columns.dicts(history, "entries of a block's history")[0]
         requested = row.get("requested_size", newest.get("real_size", size))
         frames = newest.get("frames") if frames is None else frames
-    if type(requested) is not int or not 0 <= requested <= MAX_SIZE:
-        raise Refused(f"The requested size of a block is {_shown(requested)}, and must be between 0 and "
-                      f"{MAX_SIZE}.")
     return requested, frames
-
-
-def _address(told: Any) -> int:
-    if type(told) is not int or not 0 <= told < MAX_ADDRESS:
-        raise Refused(f"The address of a block is {_shown(told)}, and must be between 0 and "
-                      f"{MAX_ADDRESS - 1}.")
-    return told
 
 
 def _small(row: dict[str, Any], size: int) -> bool:
