@@ -17,6 +17,7 @@ from tests.bench import (
     children,
     decode,
     deep,
+    explain,
     frame,
     guard,
     hooks,
@@ -34,7 +35,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "hooks": hooks.measure, "deep": deep.measure, "guard": guard.measure, "frame": frame.measure,
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
-    "children": children.measure,
+    "children": children.measure, "explain": explain.measure,
 }
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_EVERY_MS = 5
 
 
 def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[float, float]:
@@ -18,3 +22,35 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> tup
     if child.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with status {child.returncode}.")
     return wall, (usage.ru_utime + usage.ru_stime) * 1e3
+
+
+def peak(command: Sequence[str]) -> tuple[float, float, float, float]:
+    """(wall ms, CPU ms, MiB of the command and its children together, MiB of the largest of them), resident, of a
+    command that must succeed. The sum is looked at every 5 ms; the largest is the kernel's own record.
+    """
+    began, highest = time.perf_counter_ns(), 0
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    ended = os.pidfd_open(child.pid)
+    try:
+        waiting = select.poll()
+        waiting.register(ended, select.POLLIN)
+        while not waiting.poll(_EVERY_MS):
+            highest = max(highest, _resident(child.pid))
+    finally:
+        os.close(ended)
+    _, status, usage = os.wait4(child.pid, 0)
+    wall = (time.perf_counter_ns() - began) / 1e6
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with status {child.returncode}.")
+    return wall, (usage.ru_utime + usage.ru_stime) * 1e3, highest / (1 << 20), usage.ru_maxrss / 1024
+
+
+def _resident(pid: int) -> int:
+    """Bytes resident in a process and all below it; 0 of what has ended meanwhile."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(one)) for one in children)
