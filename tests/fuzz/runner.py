@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import struct
 import subprocess
@@ -10,12 +11,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.support import ROOT, child_environment
 
 MEMORY = 1 << 30
-SILENCE = 60.0  # seconds for a thousand inputs of some kilobytes
+SILENCE = 30.0  # seconds of a core for a thousand inputs of some kilobytes; a busy machine may take much longer
+_QUIET = 20  # so many times SILENCE without a word is a hang, whatever it used
 
 
 @dataclass
@@ -77,16 +80,21 @@ def _worker(kind: str, first: int, count: int, progress: Callable[[int], None],
             stdout=subprocess.PIPE, cwd=ROOT, env=child_environment(KVOBS_ENABLED="off"))
         assert process.stdout is not None
         told: dict[str, Any] | None = None
+        spent, quiet = 0.0, 0
         try:
             with selectors.DefaultSelector() as waiting:
                 waiting.register(process.stdout, selectors.EVENT_READ)
                 while True:
                     if not waiting.select(SILENCE):
-                        return told, _number(note.name), f"hangs for more than {SILENCE:g} s"
+                        quiet += 1
+                        if _cpu_seconds(process.pid) - spent > SILENCE or quiet > _QUIET:
+                            return told, _number(note.name), f"hangs for more than {SILENCE:g} s"
+                        continue
                     line = process.stdout.readline()
                     if not line:
                         break
-                    told = json.loads(line)
+                    quiet = 0
+                    told, spent = json.loads(line), _cpu_seconds(process.pid)
                     progress(told["done"])
         finally:
             process.kill()
@@ -95,6 +103,12 @@ def _worker(kind: str, first: int, count: int, progress: Callable[[int], None],
         if told is not None and told["done"] == count:
             return told, None, ""
         return told, _number(note.name), f"ends the process with status {status}"
+
+
+def _cpu_seconds(process: int) -> float:
+    """What a process has used of its core."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _number(path: str) -> int:

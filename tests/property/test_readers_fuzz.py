@@ -63,20 +63,22 @@ def test_what_once_crashed_does_so_no_more(path: Path, tmp_path: Path) -> None:
         assert worker.is_sentence(str(error))
 
 
-def test_the_runner_tells_a_crash_and_a_death(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A fuzzer that cannot fail proves nothing: a reader that raises or dies is counted with its number."""
+def test_the_runner_tells_a_crash_a_death_and_a_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A fuzzer that cannot fail proves nothing: a reader that raises, dies or loops is counted with its number."""
+    monkeypatch.setattr(runner, "SILENCE", 0.5)
     (tmp_path / "sitecustomize.py").write_text(
         "import kvobs.allocator.readers._formats as f, os\n"
         "whole = f.parse\n"
         "def parse(data, *rest, **named):\n"
         "    if sum(data) % 50 == 7: raise KeyError('planted')\n"
         "    if sum(data) % 50 == 8: os._exit(9)\n"
+        "    while sum(data) % 50 == 41: pass\n"
         "    return whole(data, *rest, **named)\n"
         "f.parse = parse\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = runner.run("json", 0, 200)
     sums = {number: sum(formats.damaged(formats.by_name("json"), number)) % 50 for number in range(200)}
-    for planted, words in ((7, "planted"), (8, "status 9")):
+    for planted, words in ((7, "planted"), (8, "status 9"), (41, "hangs")):
         wanted = {number for number, total in sums.items() if total == planted}
         assert wanted
         assert {number for number, why in found.crashes if words in why} == wanted

@@ -78,6 +78,33 @@ def test_every_form_of_a_modern_snapshot_gives_the_same(tmp_path: Path, form: st
     assert settings.round_size(300 * MIB + 1) == 300 * MIB + 512
 
 
+def test_a_large_snapshot_of_protocol_2_reads_like_one_of_protocol_4() -> None:
+    """With more memo entries than two bytes can number, the older form (that of torch's C++ pickler) gives the same."""
+    document = documents.modern()
+    document["device_traces"][0] *= 4000
+    for index, event in enumerate(document["device_traces"][0]):
+        document["device_traces"][0][index] = {**event, "frames": [*event["frames"]]}
+    old, new = pickle.dumps(document, 2), pickle.dumps(document, 4)
+    assert b"r\x01\x00\x01\x00" in old  # LONG_BINPUT 65537
+    assert _formats.parse(old, "x") == _formats.parse(new, "x")
+
+
+def test_whole_numbers_of_eight_bytes_are_read() -> None:
+    """torch's C++ pickler writes every number beyond 32 bits with eight bytes, whether it needs them or not."""
+    data = pickle.dumps(documents.segments(), 4)
+    address = b"\x8a\x06" + BASE.to_bytes(6, "little")
+    assert address in data
+    longer = data.replace(address, b"\x8a\x08" + BASE.to_bytes(8, "little"))
+    longer = longer[:2] + b"\x95" + (len(longer) - 11).to_bytes(8, "little") + longer[11:]
+    assert _formats.parse(longer, "x") == _formats.parse(data, "x")
+
+
+def test_a_byte_order_mark_before_json_is_no_error() -> None:
+    """Editors on Windows put one there."""
+    data = json.dumps(documents.modern()).encode()
+    assert _formats.parse(b"\xef\xbb\xbf" + data, "x") == _formats.parse(data, "x")
+
+
 def test_a_snapshot_of_2023_is_read() -> None:
     """Addresses are running sums, requests and frames come from the newest entry of a block's history."""
     found = parsed(documents.of_2023())

@@ -69,7 +69,7 @@ def _fields(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _pools(rows: list[dict[str, Any]], pools: Pools) -> array[int]:
-    key = next((key for key in _POOL_KEYS if rows and key in rows[0]), None)
+    key = next((key for key in _POOL_KEYS if any(key in row for row in rows)), None)
     if key is None:
         return array("i", [UNKNOWN]) * len(rows)
     return array("i", [pools.index(row[key]) if key in row else UNKNOWN for row in rows])

@@ -14,7 +14,8 @@ _GZIP = b"\x1f\x8b"
 _WITH_HEADER = 31  # zlib's word for gzip
 _PIECE = 32 * MIB
 _SQLITE = b"SQLite format 3\x00"
-_JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
+_BOM = b"\xef\xbb\xbf"
+_JSON = re.compile(rb"\s*[\[{]")
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _ALLOWED = ("snapshots of torch's allocator (.pickle, .json), PyTorch profiler traces and memory timelines (.json), "
             "each also as .gz, and Nsight Systems exports (.sqlite)")
@@ -51,7 +52,7 @@ def text(data: Data, name: str, progress: Progress = lambda done: None) -> Recor
     """Read JSON, or a page made of it."""
     from kvobs.allocator.readers import _profile_json
 
-    whole = bytes(data)
+    whole = bytes(data[len(_BOM):] if data[:len(_BOM)] == _BOM else data)
     if _profile_json.claims(whole):
         return _profile_json.parse(whole, name)
     if not _JSON.match(whole):

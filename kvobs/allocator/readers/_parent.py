@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-import kvobs
 from kvobs.allocator.readers import _child, _limits, _wire
 from kvobs.allocator.recording import Recording
 
@@ -73,7 +72,8 @@ def _ask(path: Path, descriptor: int, memory: int, cpu: int, progress: Callable[
     if not sys.executable:
         raise Unreadable(f"{path} cannot be read: this Python does not know its own program, and kvobs reads files in "
                          "a process of their own.")
-    paths = list(dict.fromkeys(str(Path(module.__file__ or "").resolve().parent.parent) for module in (kvobs, msgspec)))
+    places = (Path(__file__).resolve().parents[3], Path(msgspec.__file__).resolve().parents[1])
+    paths = [str(place) for place in dict.fromkeys(places)]
     name = path.name.encode("utf-8", "replace").decode()
     # Isolated, without site: no sitecustomize or .pth of the environment runs there, so nothing observes it either.
     process = subprocess.Popen(
