@@ -45,6 +45,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     deep: bool = False
     overhead_percent: float = 5.0
     jaeger_url: str = ""
+    native: str = "auto"
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -174,6 +175,8 @@ SETTINGS: tuple[Setting, ...] = (
             "also sample attention, layers and cache updates, in as many decode steps as the overhead allows"),
     Setting("overhead_percent", _percent, "a number from 0.1 to 100",
             "share of the engine's time that kvobs may take; beyond it, it samples less and then passes through"),
+    Setting("native", _one_of("auto", "off"), "auto or off",
+            "the C++ core of the allocator twin, compiled on first use; without it the Python one serves"),
     Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )

@@ -30,7 +30,8 @@ class Expandable:
             return None
         while block.size < size:
             following = block.next
-            assert following is not None
+            if following is None:  # larger than all addresses of a segment
+                return None
             if not self._map_block(following, min(size - block.size, following.size)):
                 return None
             block = following

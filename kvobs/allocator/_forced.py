@@ -62,7 +62,7 @@ class Forced(Expandable):
         """Move a range that was reserved where no recording told (and never mapped) to where it must have been."""
         for pool in (pair[not small] for pair in self._pools.values()):
             for _, _, block in pool.unmapped:
-                if block.stream == stream and block.address >= NOWHERE and not self._reserved_at(address):
+                if block.stream == stream and block.address >= NOWHERE and not block.split and not self._reserved_at(address):
                     assert block.range is not None
                     pool.remove_unmapped(block)
                     block.address = block.range.address = address

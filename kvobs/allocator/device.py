@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvobs.allocator.settings import MIB
 
-FIRST_ADDRESS, FIRST_RESERVATION = 0x7F00_0000_0000, 0x6000_0000_0000
+FIRST_ADDRESS, FIRST_RESERVATION = 0x7F00_0000_0000, 1 << 50
 GRANULE = 2 * MIB
 
 

@@ -45,7 +45,7 @@ class Allocator(Forced):
         Raises:
             OutOfMemory: nothing could serve it.
         """
-        if pool == 0:  # into a private pool means during a capture, when events must not be asked
+        if self._done and pool == 0:  # into a private pool means during a capture, when events must not be asked
             self._process_events()
         rounded = self.settings.round_size(size)
         home = self._pool(pool, rounded)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kvobs.allocator import _expandable, blocks, core, twin
 from kvobs.allocator.core import Core, run
 from kvobs.allocator.device import SimulatedDevice
-from kvobs.allocator.program import ALLOC, EMPTY_CACHE, FREE, RELEASE_POOL, Outcome
-from kvobs.allocator.settings import MIB
+from kvobs.allocator.program import ALLOC, EMPTY_CACHE, FREE, RELEASE_POOL, Outcome, Program
+from kvobs.allocator.settings import MIB, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
 from tests.programs import Plan, random_plan, random_settings, random_size
 
@@ -167,9 +167,17 @@ def test_every_rule_of_the_twin_is_reached() -> None:
     with lines_of({function.__code__ for function in rules}) as reached:
         for seed in range(40):
             same(random_plan(random.Random(seed), 500))
+        same(beyond_all_addresses())
         test_equal_method_by_method.hypothesis.inner_test(seed=1)  # type: ignore[attr-defined]
     missed = {f"{code.co_qualname}:{line}" for code, line in wanted - reached if not _excused(code, line)}
     assert not missed
+
+
+def beyond_all_addresses() -> Plan:
+    """A request for more than an expandable segment of an endless device has addresses."""
+    program = Program()
+    program.add(ALLOC, 0, (1 << 40) + 1)
+    return Plan(program, Settings(expandable_segments=True), None)
 
 
 def check_shape(state: State) -> None:

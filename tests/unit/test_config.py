@@ -28,6 +28,7 @@ ACCEPTED: dict[str, list[tuple[str, object]]] = {
     "max_series": [("1", 1), ("10000", 10_000)],
     "deep": [("on", True), ("0", False)],
     "overhead_percent": [("0.1", 0.1), ("100", 100.0), ("2.5%", 2.5), (" 7 ", 7.0)],
+    "native": [("off", "off"), ("AUTO ", "auto")],
     "jaeger_url": [("off", ""), ("http://jaeger:16686/", "http://jaeger:16686"),
                    ("https://x.example/jaeger", "https://x.example/jaeger")],
 }
@@ -45,6 +46,7 @@ REFUSED: dict[str, list[str]] = {
     "max_series": ["0", "10001", "ten"],
     "deep": ["deep", "2"],
     "overhead_percent": ["0", "0.09", "101", "nan", "inf", "-1", "five"],
+    "native": ["on", "C++", ""],
     "jaeger_url": ["jaeger:16686", "ftp://x", "http://", "http://a b", 'http://x"onclick=', "javascript:alert(1)",
                    "http://x/?q=1"],
 }

@@ -6,7 +6,7 @@
 namespace kvobs {
 
 constexpr uint64_t FIRST_SEGMENT = 0x7f0000000000;
-constexpr uint64_t FIRST_RESERVATION = 0x600000000000;
+constexpr uint64_t FIRST_RESERVATION = uint64_t{1} << 50;
 constexpr uint64_t UNLIMITED_RANGE = uint64_t{1} << 40;
 constexpr uint64_t ADDRESS_LIMIT = uint64_t{1} << 63;
 constexpr uint64_t SIMULATED_END = uint64_t{1} << 62;  // so that no sum of sizes overflows
