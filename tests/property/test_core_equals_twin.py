@@ -176,7 +176,7 @@ def test_every_rule_of_the_twin_is_reached() -> None:
 def beyond_all_addresses() -> Plan:
     """A request for more than an expandable segment of an endless device has addresses."""
     program = Program()
-    program.add(ALLOC, 0, (1 << 40) + 1)
+    program.add(ALLOC, 0, 1 << 41)
     return Plan(program, Settings(expandable_segments=True), None)
 
 
