@@ -129,7 +129,8 @@ def test_the_next_step_asks_for_one_row_more_of_every_growing_layer() -> None:
     """2 x 3 heads x 101 rows x 64 x 2 bytes for K, then V of its own width; per device in order."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'kvobs[torch]'")
     demands = next_step([Layer(torch, 100), Layer(torch, 100, width=32), Layer(torch, 9, device="cpu")], stream=5)
-    assert demands == [Demand("meta", 5, 0, (77_568, 77_568, 77_568, 38_784)), Demand("cpu", 5, 0, (7_680, 7_680))]
+    assert [demand._replace(returns=()) for demand in demands] == [
+        Demand("meta", 5, 0, (77_568, 77_568, 77_568, 38_784)), Demand("cpu", 5, 0, (7_680, 7_680))]
 
 
 def test_a_layer_filled_in_place_asks_for_nothing_and_an_unknown_one_is_refused() -> None:
@@ -159,4 +160,5 @@ def test_the_predicted_requests_are_those_that_a_real_cache_makes(window: int | 
         for index in range(2):
             cache.update(torch.zeros(1, 2, rows, 16), torch.zeros(1, 2, rows, 16), index)
         made = [tensor.untyped_storage().nbytes() for layer in cache.layers for tensor in (layer.keys, layer.values)]
-        assert not step or predicted == [Demand("cpu", 0, 0, tuple(made))]
+        assert not step or [demand._replace(returns=()) for demand in predicted] == [
+            Demand("cpu", 0, 0, tuple(made))]
