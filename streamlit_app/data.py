@@ -7,6 +7,7 @@ anew, so no difference spans two of them. Everything carries its age: what is ol
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,6 +68,15 @@ class Figure:
     raw: str
     age_s: float | None
     help: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict of a flight record: what it is about, the verdict in one word, and the sentence to it."""
+
+    about: str
+    verdict: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -278,6 +288,23 @@ def figures(found: Sequence[Series], now_ns: int) -> list[Figure]:
                "kvobs.self.overhead"),
         figure("guard", "Overhead guard", throttle, lambda level: GUARD[int(level)], "", "kvobs.self.throttle"),
     ]
+
+
+def verdicts(record: FlightRecord) -> list[Judged]:
+    """What a flight record says of the request that failed and of the next step; nothing where it says neither."""
+    try:
+        found = json.loads(record.snapshot) if record.snapshot else None
+    except ValueError:
+        found = None
+    judged = []
+    for key, about in (("verdict", "The request that failed"), ("next_step", "The next step, estimated")):
+        one = found.get(key) if isinstance(found, dict) else None
+        if isinstance(one, dict):
+            between = one.get("between")
+            verdict = one.get("verdict") or (" or ".join(map(str, between)) if isinstance(between, list) else None)
+            sentence = one.get("sentence") or one.get("reason") or ""
+            judged.append(Judged(about, "no verdict" if verdict is None else str(verdict), str(sentence)))
+    return judged
 
 
 def processes_seen(path: str) -> object:

@@ -10,7 +10,8 @@ from typing import Any
 
 import streamlit as st
 
-from kvobs.store import Series
+from kvobs.model import FlightRecord
+from kvobs.store import Series, Stored
 from streamlit_app import charts, data, units
 from streamlit_app.views import _common
 
@@ -95,14 +96,23 @@ def _facts(found: data.Live) -> None:
     else:
         st.caption("Nothing was reported yet.")
     for flight in reversed(found.flights):
-        record = flight.record
-        when = datetime.datetime.fromtimestamp(flight.wall_ns / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        with st.expander(units.plain(f"Flight record: {record.reason} on {record.device}, {when} UTC")):
-            st.text(record.message)
-            for name, text in (("The minute before", record.windows), ("The allocator", record.snapshot)):
-                if text:
-                    st.caption(name)
-                    st.json(json.loads(text), expanded=False)
+        _flight(flight)
+
+
+def _flight(flight: Stored[FlightRecord]) -> None:
+    """A record of the past: its time, and in plain sight what the verdicts of that moment were."""
+    record, judged = flight.record, data.verdicts(flight.record)
+    when = datetime.datetime.fromtimestamp(flight.wall_ns / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    if judged:
+        asked = "" if record.requested_bytes is None else f", {units.size(record.requested_bytes)} asked of the device"
+        st.markdown("\n".join([units.plain(f"{record.device}, {when} UTC{asked}"), "", *(
+            f"- {one.about}: **{units.plain(one.verdict)}**. {units.plain(one.sentence)}" for one in judged)]))
+    with st.expander(units.plain(f"Flight record: {record.reason} on {record.device}, {when} UTC")):
+        st.text(record.message)
+        for name, text in (("The minute before", record.windows), ("The allocator", record.snapshot)):
+            if text:
+                st.caption(name)
+                st.json(json.loads(text), expanded=False)
 
 
 def _bytes(title: str, named: dict[str, data.Samples], per: str = "", *, stacked: bool = False) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import kvobs
 from kvobs import autostart, model, runtime
 from kvobs.allocator import next_step as steps
 from kvobs.allocator.next_step import Forecast, Growth, NextStep
@@ -193,6 +194,16 @@ def test_during_a_capture_or_a_recorded_history_no_snapshot_is_taken(setting: Se
     assert fake.snapshots == 0
 
 
+def test_a_forked_child_does_not_touch_the_accelerator(setting: Setting) -> None:
+    """What the parent had initialised cannot be used in its child: the answer says so, and nothing is read."""
+    fake = FakeTorch()
+    setting.tell = lambda: alive(fake)
+    made = setting.on(fake)
+    made.after_fork_in_child()
+    assert [told.sentence for told in made.verdict()] == [source.FORKED]
+    assert (fake.snapshots, fake.reads) == (0, [])
+
+
 def test_one_answer_per_device_that_is_used(setting: Setting) -> None:
     """Of three devices one is unused and not touched: no context is made there; one has no cache that grows."""
     fake, touched = FakeTorch([stats(), unused(), stats()]), list[int]()
@@ -311,6 +322,16 @@ def test_the_handle_answers_from_any_thread(setting: Setting) -> None:
         found.stop()
     assert [(told.verdict, told.index) for told in answers] == [(Verdict.RECLAIM, 2)] * 4
     assert found.verdict()[0].sentence == runtime.UNOBSERVED
+
+
+def test_on_a_machine_without_an_accelerator_the_handle_says_so() -> None:
+    """Through kvobs.instrument on a real torch for the CPU: one answer, no verdict, and the reason."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'kvobs[torch]'")
+    if torch.accelerator.current_accelerator() is not None:
+        pytest.skip("This torch has an accelerator.")
+    with kvobs.instrument(store=None, prometheus=None, otlp="off") as observed:
+        told, = observed.verdict()
+    assert (told.verdict, told.device, told.sentence) == (None, "", source.NO_ACCELERATOR)
 
 
 def test_without_kvobs_the_handle_says_so() -> None:

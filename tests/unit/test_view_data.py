@@ -10,12 +10,13 @@ pytest.importorskip("pandas")
 pytest.importorskip("altair")
 
 import itertools
+import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvobs.catalog import BY_NAME
-from kvobs.model import Turn
+from kvobs.model import FlightRecord, Turn
 from kvobs.store import Process, Series, StoreWriter
 from streamlit_app import data, units
 from tests.events import turn
@@ -245,3 +246,25 @@ def test_plain_text_reads_as_itself(text: str) -> None:
     assert {child.type for token in tokens for child in token.children or ()} <= {"text", "text_special"}
     assert [token.type for token in tokens] == (
         ["paragraph_open", "inline", "paragraph_close"] if text else [])
+
+
+def flight(snapshot: str) -> FlightRecord:
+    return FlightRecord(0, "out_of_memory", "cuda:0", 512, "no memory", "", snapshot)
+
+
+def test_verdicts_of_a_flight_record() -> None:
+    """The verdict on what failed and the one on the next step; undecided between two, or untold with the reason."""
+    both = flight(json.dumps({
+        "verdict": {"verdict": None, "between": ["SERVED", "CAPACITY"], "sentence": "It depends."},
+        "next_step": {"estimated": True, "verdict": None, "reason": "There were too many."}}))
+    assert data.verdicts(both) == [
+        data.Judged("The request that failed", "SERVED or CAPACITY", "It depends."),
+        data.Judged("The next step, estimated", "no verdict", "There were too many.")]
+    older = flight('{"verdict":{"verdict":"GROW","sentence":"It grows."}}')
+    assert data.verdicts(older) == [data.Judged("The request that failed", "GROW", "It grows.")]
+
+
+@pytest.mark.parametrize("snapshot", ["", "{", "[]", "null", "7", '{"verdict":7,"next_step":[]}', '{"totals":{}}'])
+def test_a_flight_record_without_verdicts_has_none(snapshot: str) -> None:
+    """Records of older versions, of other engines, or damaged ones say nothing instead of failing."""
+    assert data.verdicts(flight(snapshot)) == []

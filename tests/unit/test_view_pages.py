@@ -285,3 +285,18 @@ def test_navigation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "The process has ended" in text(found)
 
 
+def test_live_shows_the_verdicts_of_a_flight_record(tmp_path: Path) -> None:
+    """When, where and how much failed, the verdict, its sentence and the next step's; as text, whatever it holds."""
+    hostile = "![x](http://evil.example) **2 GiB** do not fit."
+    snapshot = json.dumps({"verdict": {"verdict": "CAPACITY", "sentence": hostile},
+                           "next_step": {"estimated": True, "verdict": "RECLAIM", "sentence": "Number 3 decides."}})
+    writer = StoreWriter(tmp_path, 256 * 1024**2, "p", clock=lambda: 0, wall=lambda: WALL)
+    writer.write([step(t_ns=0), model.FlightRecord(0, "out_of_memory", "cuda:0", 3 << 30, "no", "", snapshot)])
+    writer.close()
+    shown = next(str(element.value) for element in run("live", tmp_path).markdown if "CAPACITY" in str(element.value))
+    assert read(shown) == (
+        "cuda:0, 2023-11-14 22:13:20 UTC, 3.00 GiB asked of the device\n\n"
+        f"- The request that failed: **CAPACITY**. {hostile}\n"
+        "- The next step, estimated: **RECLAIM**. Number 3 decides.")
+    assert "![x](" not in shown
+    assert r"\*\*2 GiB\*\*" in shown
