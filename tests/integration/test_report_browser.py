@@ -12,8 +12,8 @@ import pytest
 from kvobs.allocator.explain import explain
 from kvobs.allocator.report import write_html
 from kvobs.allocator.settings import MIB
-from tests.browser import Window, browsing
-from tests.recordings import STEPS, recorded
+from tests.browser import Window, browsing, viewing
+from tests.recordings import STEPS, dump, recorded
 
 HOSTILE = "</script><img src=x onerror='document.title=`taken`'><script>document.title='taken'</script>"
 CONTRAST = """() => {
@@ -169,3 +169,26 @@ def test_the_policy_stops_what_escapes(tmp_path: Path) -> None:
         window.page.locator("canvas").wait_for()
         assert window.page.title() == "kvobs explain"
         assert any("Content Security Policy" in error for error in window.errors)
+
+
+def test_the_explain_page_draws_the_map(tmp_path: Path) -> None:
+    """``kvobs view`` over an empty directory explains a file by its path: verdict, map and slider are there, names of
+    the file are text, and nobody but this machine is asked.
+    """
+    store = tmp_path / "store"
+    store.mkdir()
+    file = dump(tmp_path / "made.pickle", HOSTILE)
+    with viewing(store) as address, browsing() as window:
+        window.page.goto(address)
+        window.open("Explain")
+        window.page.get_by_label("Path").fill(str(file))
+        window.page.keyboard.press("Enter")
+        window.page.get_by_text("CAPACITY").first.wait_for(timeout=60_000)
+        assert window.figure("reserved") == f"{30 * MIB:,} B"
+        frame = window.page.frame_locator("iframe").first
+        frame.locator("canvas").wait_for(timeout=60_000)
+        assert frame.locator("output").inner_text().startswith("The file's last state: 30.00 MiB reserved")
+        assert HOSTILE[:60] in window.page.locator("[data-testid=stTable]").nth(1).inner_text()
+        assert window.page.locator("img[src='x']").count() + frame.locator("img").count() == 0
+        assert [url for url in window.asked if "127.0.0.1" not in url and not url.startswith(("data:", "about:"))] == []
+        assert window.errors == []
