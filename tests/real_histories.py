@@ -1,7 +1,7 @@
 """A second account of PyTorch's CUDA caching allocator, which writes down what it does where PyTorch's own code does.
 
-Made from ``c10/cuda/CUDACachingAllocator.cpp`` alone, with plain lists and none of the twin's code: the twin and the core
-are checked against it. Unlike ``allocator_history`` it knows captures, MemPools, checkpoints of pools, garbage
+Made from ``c10/cuda/CUDACachingAllocator.cpp`` alone, with plain lists and none of the twin's code: the twin and the
+core are checked against it. Unlike ``allocator_history`` it knows captures, MemPools, checkpoints of pools, garbage
 collection, a device that gives the same addresses again, and what a recorder may leave out.
 """
 

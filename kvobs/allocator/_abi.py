@@ -8,7 +8,7 @@ from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_int64, c_uint64, c_voi
 from kvobs.allocator.device import Device
 from kvobs.allocator.settings import INTERVALS, Settings
 
-VERSION = 1
+VERSION = 2
 UNLIMITED = (1 << 64) - 1
 OK, OUT_OF_MEMORY, INVALID, UNKNOWN, BROKEN = 0, 1, -1, -2, -3
 
@@ -90,7 +90,9 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "kvobs_alloc_from_device": (c_void_p, c_int64, c_int64, c_int64, address),
         "kvobs_place": (c_void_p, c_uint64, c_int64, c_int64),
         "kvobs_release_for": (c_void_p, c_int64, c_int64, c_int64),
-        "kvobs_settle": (c_void_p, c_uint64, c_int64, c_int),
+        "kvobs_settle": (c_void_p, c_uint64, c_int64, c_int64, c_int),
+        "kvobs_collect": (c_void_p, POINTER(c_int)), "kvobs_empty_pool": (c_void_p, c_int64),
+        "kvobs_own_allocator": (c_void_p, c_int64, c_int),
         "kvobs_install": (c_void_p, c_uint64, c_int64, c_int64, c_int64, c_int),
         "kvobs_install_pages": (c_void_p, c_uint64, c_int64, c_int64, c_int64, c_int),
         "kvobs_remove": (c_void_p, c_uint64, c_int64), "kvobs_remove_pages": (c_void_p, c_uint64, c_int64),

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from kvobs.allocator import _abi
 from kvobs.allocator._expandable import UNLIMITED_RANGE
-from kvobs.allocator._recorded import PythonReplayer, RecordedDevice, Tally
+from kvobs.allocator._recorded import PythonReplayer, RecordedDevice, ageing
 from kvobs.allocator.core import Core, check, pointer, zeros
 from kvobs.allocator.device import Device
 from kvobs.allocator.reservations import Pages, reservations
@@ -90,9 +90,23 @@ class ForcedCore(Core):
         """Return the oversize blocks that a request would have returned first."""
         check(self._library.kvobs_release_for(self._handle, stream, pool, size), size)
 
-    def settle(self, address: int, stream: int, small: bool) -> None:
+    def settle(self, address: int, stream: int, pool: int, small: bool) -> None:
         """Move a range that was reserved where no recording told to where it must have been."""
-        check(self._library.kvobs_settle(self._handle, address, stream, small), address)
+        check(self._library.kvobs_settle(self._handle, address, stream, pool, small), address)
+
+    def collect(self) -> bool:
+        """Return the large free segments that garbage collection finds oldest."""
+        freed = ctypes.c_int()
+        check(self._library.kvobs_collect(self._handle, ctypes.byref(freed)), "garbage collection")
+        return bool(freed.value)
+
+    def empty_pool(self, pool: int) -> None:
+        """Return what is wholly free of one private pool that nothing uses any more."""
+        check(self._library.kvobs_empty_pool(self._handle, pool), pool)
+
+    def own_allocator(self, pool: int, has: bool) -> None:
+        """Say whether a private pool takes memory from an allocator of its own."""
+        check(self._library.kvobs_own_allocator(self._handle, pool, has), pool)
 
     def install(self, address: int, size: int, stream: int, pool: int, small: bool) -> None:
         """Add a free segment."""
@@ -139,11 +153,10 @@ class CoreReplayer(PythonReplayer):
 
     def __init__(self, settings: Settings, state: State, pages: Iterable[Pages] = ()) -> None:
         self._device = RecordedDevice()
-        self._core = ForcedCore(settings, self._device)
+        self._core = ForcedCore(ageing(settings), self._device)
         self._core.load(state, pages)
         self._allocator = cast("Any", self._core)
-        self._homes = {segment.address: (segment.stream, segment.pool, segment.small) for segment in state}
-        self.tally = Tally()
+        self._start(state)
 
     def run(self, script: Script, start: int, stop: int) -> None:
         """Replay the steps ``start`` to ``stop`` (excluded)."""

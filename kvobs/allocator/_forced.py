@@ -19,6 +19,8 @@ class Forced(Expandable):
 
     _active: dict[int, Block]
     _pools: dict[int, tuple[Pool, Pool]]
+    _plain: set[int]
+    _released: dict[int, None]
 
     def load(self, state: State, pages: Iterable[Pages] = ()) -> None:
         """Begin with these segments (of an allocator that has none). Pending blocks wait for ``complete``.
@@ -58,16 +60,31 @@ class Forced(Expandable):
         block = self._from_device(self._pool(pool, rounded), rounded, stream)
         return None if block is None else self._hand_out(block, size, rounded)
 
-    def settle(self, address: int, stream: int, small: bool) -> None:
+    def settle(self, address: int, stream: int, pool: int, small: bool) -> None:
         """Move a range that was reserved where no recording told (and never mapped) to where it must have been."""
-        for pool in (pair[not small] for pair in self._pools.values()):
-            for _, _, block in pool.unmapped:
-                if block.stream == stream and block.address >= NOWHERE and not block.split and not self._reserved_at(address):
-                    assert block.range is not None
-                    pool.remove_unmapped(block)
-                    block.address = block.range.address = address
-                    pool.add_unmapped(block)
-                    return
+        if pool not in self._pools:
+            return
+        home = self._pools[pool][not small]
+        for _, _, block in home.unmapped:
+            if block.stream == stream and block.address >= NOWHERE and not block.split:
+                assert block.range is not None
+                home.remove_unmapped(block)
+                block.address = block.range.address = address
+                home.add_unmapped(block)
+                return
+
+    def collect(self) -> bool:
+        """Return the large free segments that garbage collection finds oldest; False: there are none."""
+        return self._collect_oldest()
+
+    def empty_pool(self, pool: int) -> None:
+        """Return what is wholly free of one private pool that nothing uses any more."""
+        for home in self._pools[pool] if pool in self._released else ():
+            self._release_unsplit(home)
+
+    def own_allocator(self, pool: int, has: bool) -> None:
+        """Say whether a private pool takes memory from an allocator of its own, which knows no pages."""
+        (self._plain.add if has else self._plain.discard)(pool)
 
     def _reserved_at(self, address: int) -> bool:
         """Whether an expandable segment covers an address."""
@@ -213,6 +230,8 @@ class Forced(Expandable):
         def _pool(self, pool: int, rounded: int) -> Pool: ...
         def _from_device(self, pool: Pool, rounded: int, stream: int) -> Block | None: ...
         def _release_available(self, pool: Pool, rounded: int, stream: int) -> bool: ...
+        def _release_unsplit(self, pool: Pool) -> None: ...
+        def _collect_oldest(self) -> bool: ...
         def _find(self, pool: Pool, rounded: int, stream: int) -> Block | None: ...
         def _cut(self, block: Block, size: int) -> Block: ...
         def _hand_out(self, block: Block, size: int, rounded: int) -> int: ...

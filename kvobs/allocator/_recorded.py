@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from kvobs.allocator import script as steps
 from kvobs.allocator._forced import NOWHERE
@@ -12,10 +13,20 @@ from kvobs.allocator.recording import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, 
 from kvobs.allocator.reservations import Pages
 from kvobs.allocator.script import Script
 from kvobs.allocator.settings import SMALL_SEGMENT, Settings
-from kvobs.allocator.state import State
+from kvobs.allocator.state import INACTIVE, State
 from kvobs.allocator.twin import Allocator, OutOfMemory
 
 Call = tuple[int, int, int]  # kind, address, size
+GIVEN_BACK = {SEGMENT_FREE, SEGMENT_UNMAP}
+
+
+def ageing(settings: Settings) -> Settings:
+    """Settings under which blocks age for garbage collection, which needs a memory fraction. Files do not tell that;
+    a device without limit, as the recorded one, has nothing to take a fraction of.
+    """
+    if settings.garbage_collection_threshold > 0 and settings.memory_fraction is None:
+        return replace(settings, memory_fraction=1.0)
+    return settings
 
 
 class RecordedDevice:
@@ -37,7 +48,7 @@ class RecordedDevice:
 
     def gives_back(self) -> bool:
         """Whether the recording goes on with memory that was given back."""
-        return bool(self.calls) and self.calls[0][0] in {SEGMENT_FREE, SEGMENT_UNMAP}
+        return bool(self.calls) and self.calls[0][0] in GIVEN_BACK
 
     def malloc(self, size: int) -> int | None:
         """The recorded address; None where the recording shows that memory was given back first."""
@@ -116,10 +127,16 @@ class PythonReplayer:
 
     def __init__(self, settings: Settings, state: State, pages: Iterable[Pages] = ()) -> None:
         self._device = RecordedDevice()
-        self._allocator = Allocator(settings, self._device)
+        self._allocator = Allocator(ageing(settings), self._device)
         self._allocator.load(state, pages)
-        self._homes = {segment.address: (segment.stream, segment.pool, segment.small) for segment in state}
+        self._start(state)
+
+    def _start(self, state: State) -> None:
         self.tally = Tally()
+        self._homes = {segment.address: (segment.stream, segment.pool, segment.small) for segment in state}
+        if self._allocator.settings.expandable_segments:
+            for pool in {segment.pool for segment in state if segment.pool and not segment.expandable}:
+                self._allocator.own_allocator(pool, True)
 
     def run(self, script: Script, start: int, stop: int) -> None:
         """Replay the steps ``start`` to ``stop`` (excluded)."""
@@ -161,7 +178,7 @@ class PythonReplayer:
                 small = script.call_size[at] == SMALL_SEGMENT
                 self._homes[script.call_address[at]] = (script.call_stream[at], script.call_pool[at], small)
                 if script.call[at] == SEGMENT_MAP:
-                    self._allocator.settle(script.call_address[at], script.call_stream[at], small)
+                    self._allocator.settle(script.call_address[at], script.call_stream[at], script.call_pool[at], small)
             elif script.call_pool[at] != 0:
                 self._allocator.release_pool(script.call_pool[at])
             self._switch(script.call[at], script.call_pool[at])
@@ -174,6 +191,8 @@ class PythonReplayer:
         A private pool may have an allocator of its own, which knows no pages.
         """
         settings = self._allocator.settings
+        if pool != 0 and settings.expandable_segments and call in {SEGMENT_MAP, SEGMENT_ALLOC}:
+            self._allocator.own_allocator(pool, call == SEGMENT_ALLOC)
         if (call == SEGMENT_MAP and not settings.expandable_segments) or (
                 call == SEGMENT_ALLOC and settings.expandable_segments and pool == 0):
             self._allocator.set(replace(settings, expandable_segments=not settings.expandable_segments))
@@ -184,7 +203,7 @@ class PythonReplayer:
         address, size = script.address[index], script.size[index]
         stream, pool = script.stream[index], script.pool[index]
         calls = self._begin(script, index, False)
-        self._give_back(size, stream, pool)
+        self._give_back(script, index)
         tally.addresses[0] += 1
         given = self._request(size, stream, pool, retried=len(device.calls) < len(calls))
         if calls:
@@ -195,11 +214,44 @@ class PythonReplayer:
             return
         if given is not None:
             allocator.free(given)
+        if not calls and pool != 0 and self._restores(script, index):
+            self._follow(script, index, calls, scored=False)
+            tally.addresses[0] -= 1
+            self._place_exactly(address, size, stream, pool)
+            return
         self._follow(script, index, calls)
         if given == address:
             tally.addresses[1] += 1
         if not allocator.place(address, size, stream, pool):
             tally.lost += 1
+
+    def _restores(self, script: Script, index: int) -> bool:
+        """Whether an allocation is no request but part of a private pool put back to a checkpoint, as cudagraph trees
+        do: blocks that fill a whole free segment, each after the other.
+        """
+        first, last = index, index
+        while first > 0 and _follows(script, first - 1):
+            first -= 1
+        start = script.address[first]
+        if start not in self._homes:
+            return False
+        while last + 1 < len(script) and _follows(script, last):
+            last += 1
+        segment = next((one for one in self._allocator.snapshot() if one.address == start), None)
+        if segment is None or segment.pool != script.pool[index]:
+            return False
+        done = segment.blocks[:index - first + 1]
+        ends = list(accumulate((script.size[at] for at in range(first, last + 1)), initial=start))
+        return (segment.address + segment.size in ends and len(segment.blocks) == len(done) == index - first + 1
+                and done[-1].state == INACTIVE and done[-1].address == script.address[index])
+
+    def _place_exactly(self, address: int, size: int, stream: int, pool: int) -> None:
+        """A block of a checkpoint has the size that it had then, whatever the settings say now."""
+        settings = self._allocator.settings
+        self._allocator.set(Settings(expandable_segments=True))
+        if not self._allocator.place(address, size, stream, pool):
+            self.tally.lost += 1
+        self._allocator.set(settings)
 
     def _request(self, size: int, stream: int, pool: int, retried: bool) -> int | None:
         """Ask the twin. ``retried``: the cache was released just now; if the recording goes to the device all the
@@ -212,19 +264,30 @@ class PythonReplayer:
         except OutOfMemory:
             return None
 
-    def _give_back(self, size: int, stream: int, pool: int) -> None:
-        """Release what the recording releases next: oversize blocks for the request, then all that is wholly free."""
-        if self._device.gives_back():
-            self._allocator.release_for(size, stream, pool)
-        if self._device.gives_back():
-            self._allocator.empty_cache()
+    def _give_back(self, script: Script, index: int) -> None:
+        """Release what the recording releases next: for a request, the segments that garbage collection finds oldest,
+        round by round, and oversize blocks; then all that is wholly free, or only what is of private pools.
+        """
+        device, allocator, size = self._device, self._allocator, script.size[index]
+        if size >= 0 and allocator.settings.garbage_collection_threshold > 0:
+            while device.gives_back() and allocator.collect():
+                pass
+        if size >= 0 and device.gives_back():
+            allocator.release_for(size, script.stream[index], script.pool[index])
+        if device.gives_back():
+            pools = {script.call_pool[at] for at in range(script.first[index], script.first[index + 1])
+                     if script.call[at] in GIVEN_BACK}
+            if 0 in pools:
+                allocator.empty_cache()
+            for pool in sorted(pools - {0}):
+                allocator.empty_pool(pool)
 
     def _release(self, script: Script, index: int) -> None:
         calls = self._begin(script, index, True)
         size, stream, pool = script.size[index], script.stream[index], script.pool[index]
         if size >= 0 and calls[0][0] == SEGMENT_MAP:  # pages for it, until the device had no more
             self._expect_nothing(size, stream, pool, index)
-        self._give_back(max(size, 0), stream, pool)
+        self._give_back(script, index)
         self._follow(script, index, calls)
 
     def _oom(self, script: Script, index: int) -> None:
@@ -235,7 +298,7 @@ class PythonReplayer:
             self.tally.unexpected.add(index)
         if calls and calls[0][0] == SEGMENT_MAP:
             self._expect_nothing(size, stream, pool, index)
-        self._give_back(size, stream, pool)
+        self._give_back(script, index)
         self._expect_nothing(size, stream, pool, index)
         self._follow(script, index, calls)
 
@@ -245,11 +308,12 @@ class PythonReplayer:
             self.tally.unexpected.add(index)
             self._allocator.free(given)
 
-    def _follow(self, script: Script, index: int, calls: list[Call]) -> None:
+    def _follow(self, script: Script, index: int, calls: list[Call], scored: bool = True) -> None:
         """Count what agreed, then take back what the twin did alone and do what only the recording has."""
         device, allocator = self._device, self._allocator
         left, extra = device.calls, list(device.extra)
-        self._count([call for call in calls if call not in left], left + extra)
+        if scored:
+            self._count([call for call in calls if call not in left], left + extra)
         device.told = True
         for kind, address, size in reversed(extra):
             stream, pool, small = self._homes.get(address, (script.stream[index], script.pool[index], False))
@@ -279,3 +343,10 @@ class PythonReplayer:
                 score = self.tally.device_allocs if kind in {SEGMENT_ALLOC, SEGMENT_MAP} else self.tally.device_frees
                 score[0] += 1
                 score[1] += hit
+
+
+def _follows(script: Script, index: int) -> bool:
+    """Whether a step and the next are allocations side by side, for which the device was not asked."""
+    return (script.step[index] == script.step[index + 1] == steps.ALLOC
+            and script.first[index] == script.first[index + 2]
+            and script.address[index] + script.size[index] == script.address[index + 1])

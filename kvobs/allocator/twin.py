@@ -30,6 +30,7 @@ class Allocator(Forced):
         self.device: Device = device if device is not None else SimulatedDevice()
         self._pools: dict[int, tuple[Pool, Pool]] = {0: (Pool(0, True), Pool(0, False))}
         self._released: dict[int, None] = {}  # private pools that no graph uses any more, in order
+        self._plain: set[int] = set()  # private pools with an allocator of their own, which knows no pages
         self._active: dict[int, Block] = {}
         self._queued: dict[int, deque[Block]] = {}  # per stream: blocks that wait for it
         self._done: dict[int, int] = {}  # per stream: how many of those it has passed
@@ -148,7 +149,7 @@ class Allocator(Forced):
             return None
         block = pool.at(index)
         if block.range is not None:
-            if settings.expandable_segments:
+            if self._expands(pool):
                 while (block.range is not None and index + 1 < len(free) and free[index + 1][0] == stream
                        and pool.at(index + 1).growth < block.growth):
                     index += 1
@@ -168,6 +169,9 @@ class Allocator(Forced):
                 return None
         return block
 
+    def _expands(self, pool: Pool) -> bool:
+        return self.settings.expandable_segments and pool.identity not in self._plain
+
     def _hand_out(self, block: Block, size: int, rounded: int) -> int:
         if self._splits(block, rounded):
             block = self._cut(block, rounded)
@@ -183,7 +187,7 @@ class Allocator(Forced):
 
     def _splits(self, block: Block, rounded: int) -> bool:
         remaining = block.size - rounded
-        if block.pool.small or self.settings.expandable_segments:
+        if block.pool.small or self._expands(block.pool):
             return remaining >= MIN_BLOCK
         limit = self.settings.max_split_size
         return (limit is None or rounded < limit) and remaining > SMALL_SIZE
@@ -271,7 +275,7 @@ class Allocator(Forced):
         size = self.settings.segment_size(rounded)
         if self.allowed is not None and self.reserved + size > self.allowed:
             return None
-        if self.settings.expandable_segments:
+        if self._expands(pool):
             return self._expand(pool, rounded, stream)
         address = self.device.malloc(size)
         if address is None:
@@ -332,22 +336,21 @@ class Allocator(Forced):
         threshold, allowed = self.settings.garbage_collection_threshold, self.allowed
         if threshold <= 0 or allowed is None or self.reserved <= int(threshold * allowed):
             return
-        target = self.reserved - int(threshold * allowed)
+        target = int(threshold * allowed)
+        while self.reserved > target and self._collect_oldest():
+            pass
+
+    def _collect_oldest(self) -> bool:
+        """Return the large free segments that are at least as old as their average; False: there are none."""
         pool = self._pools[0][1]
         # An expandable segment's block has a neighbour, unless all of its addresses are mapped and free.
         candidates = [block for block in (pool.by_address[address] for _, _, address in pool.free)
                       if not block.split and block.range is None]
-        total_age, reclaimed, freed = sum(pool.lookups - block.born for block in candidates), 0, True
-        while candidates and reclaimed < target and freed:
-            limit, freed = total_age / len(candidates), False
-            for block in list(candidates):
-                age = pool.lookups - block.born
-                if age >= limit:
-                    candidates.remove(block)
-                    total_age -= age
-                    reclaimed += block.size
-                    freed = True
-                    self._release(block)
+        total_age = sum(pool.lookups - block.born for block in candidates)
+        for block in candidates:
+            if pool.lookups - block.born >= total_age / len(candidates):
+                self._release(block)
+        return bool(candidates)
 
     def _grew(self, size: int) -> None:
         self._device_allocs += 1

@@ -91,7 +91,7 @@ inline Block *Allocator::find(Pool &pool, uint64_t rounded, int64_t stream) {
     const auto ours = [&](FreeSet::const_iterator at) { return at != free.end() && at->stream == on; };
     if (!ours(place)) return nullptr;
     if (place->block->range) {
-        if (settings_.expandable_segments) {
+        if (expands(pool)) {
             // A block in front of unmapped addresses counts with the size that it can grow to.
             const auto growth = [](const Block *block) {
                 return block->size + (block->next && !block->next->mapped ? block->next->size : 0);
@@ -114,7 +114,7 @@ inline Block *Allocator::find(Pool &pool, uint64_t rounded, int64_t stream) {
 
 inline bool Allocator::splits(const Block *block, uint64_t rounded) const {
     const uint64_t remaining = block->size - rounded;
-    if (block->pool->small || settings_.expandable_segments) return remaining >= MIN_BLOCK;
+    if (block->pool->small || expands(*block->pool)) return remaining >= MIN_BLOCK;
     return rounded < settings_.max_split_size && remaining > SMALL_SIZE;
 }
 
@@ -146,7 +146,7 @@ inline Block *Allocator::hand_out(Block *block, uint64_t size, uint64_t rounded)
 inline Block *Allocator::from_device(Pool &pool, uint64_t rounded, int64_t stream) {
     const uint64_t size = segment_size(settings_, rounded);
     if (limited() && static_cast<uint64_t>(stats_.reserved) + size > allowed()) return nullptr;
-    if (settings_.expandable_segments) return expand(pool, rounded, stream);
+    if (expands(pool)) return expand(pool, rounded, stream);
     const uint64_t address = device_.malloc(size);
     if (!address) return nullptr;
     grew(size);

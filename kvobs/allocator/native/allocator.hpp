@@ -37,7 +37,10 @@ public:
     Block *alloc_from_device(uint64_t size, int64_t stream, int64_t pool);
     Block *place(uint64_t address, uint64_t size, int64_t stream);
     void release_for(uint64_t size, int64_t stream, int64_t pool);
-    void settle(uint64_t address, int64_t stream, bool small);
+    void settle(uint64_t address, int64_t stream, int64_t pool, bool small);
+    bool collect() { return collect_oldest(); }
+    void empty_pool(int64_t pool);
+    void own_allocator(int64_t pool, bool has);
     void install(uint64_t address, uint64_t size, int64_t stream, int64_t pool, bool small);
     bool remove_segment(uint64_t address, uint64_t size);
     bool install_pages(uint64_t address, uint64_t size, int64_t stream, int64_t pool, bool small);
@@ -51,6 +54,7 @@ private:
     // alloc.hpp
     Pool &pool_of(int64_t pool, uint64_t rounded);
     Block *find(Pool &pool, uint64_t rounded, int64_t stream);
+    bool expands(const Pool &pool) const { return settings_.expandable_segments && !pool.plain; }
     bool splits(const Block *block, uint64_t rounded) const;
     Block *cut(Block *rest, uint64_t size);
     Block *hand_out(Block *block, uint64_t size, uint64_t rounded);
@@ -68,6 +72,7 @@ private:
         return static_cast<uint64_t>(settings_.memory_fraction * static_cast<double>(device_.capacity()));
     }
     void collect_garbage();
+    bool collect_oldest();
     bool release_available(Pool &pool, uint64_t rounded, int64_t stream);
     void release_cached();
     void release_unsplit(Pool &pool);
@@ -81,7 +86,6 @@ private:
 
     Block *free_at(uint64_t address) const;
     bool reserved_at(uint64_t address) const;
-    bool settle_in(Pool &pool, uint64_t address, int64_t stream);
     void split_front(Block *block, uint64_t address);
     Block *load_unmapped(Pool &home, Block *last, int64_t stream, uint64_t from, uint64_t until, Range *range);
 

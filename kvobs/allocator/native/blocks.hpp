@@ -86,6 +86,7 @@ struct Pool {
         : small(is_small), id(pool_id), free(CellAllocator<FreeKey>(cells)), unmapped(CellAllocator<FreeKey>(cells)) {}
     const bool small;
     const int64_t id;
+    bool plain = false;   // its memory comes from an allocator of its own, which knows no pages
     int64_t lookups = 0;  // searches of this pool, counted only while garbage collection is on
     FreeSet free;
     FreeSet unmapped;

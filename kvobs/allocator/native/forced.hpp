@@ -121,22 +121,31 @@ inline void Allocator::release_for(uint64_t size, int64_t stream, int64_t pool) 
 }
 
 // Move a range that was reserved where no recording told (and never mapped) to where it must have been.
-inline void Allocator::settle(uint64_t address, int64_t stream, bool small) {
-    if (settle_in(small ? default_.small : default_.large, address, stream)) return;
-    for (auto &entry : private_)
-        if (settle_in(small ? entry.second->small : entry.second->large, address, stream)) return;
-}
-
-inline bool Allocator::settle_in(Pool &pool, uint64_t address, int64_t stream) {
-    for (const FreeKey &key : pool.unmapped) {
+inline void Allocator::settle(uint64_t address, int64_t stream, int64_t pool, bool small) {
+    const auto found = private_.find(pool);
+    if (pool != 0 && found == private_.end()) return;
+    PoolPair &pair = pool == 0 ? default_ : *found->second;
+    for (const FreeKey &key : (small ? pair.small : pair.large).unmapped) {
         Block *block = key.block;
-        if (block->stream != stream || block->address < NOWHERE || block->split() || reserved_at(address)) continue;
+        if (block->stream != stream || block->address < NOWHERE || block->split()) continue;
         remove(block);
         block->address = block->range->base = address;
         add_unmapped(block);
-        return true;
+        return;
     }
-    return false;
+}
+
+inline void Allocator::empty_pool(int64_t pool) {
+    const auto found = private_.find(pool);
+    if (found == private_.end() || !found->second->releasable()) return;
+    release_unsplit(found->second->small);
+    release_unsplit(found->second->large);
+}
+
+inline void Allocator::own_allocator(int64_t pool, bool has) {
+    std::unique_ptr<PoolPair> &found = private_[pool];
+    if (!found) found.reset(new PoolPair(pool, &nodes_));
+    found->small.plain = found->large.plain = has;
 }
 
 inline bool Allocator::reserved_at(uint64_t address) const {

@@ -72,10 +72,33 @@ int kvobs_release_for(kvobs_core *core, int64_t stream, int64_t pool, int64_t si
     });
 }
 
-int kvobs_settle(kvobs_core *core, uint64_t address, int64_t stream, int small) {
+int kvobs_settle(kvobs_core *core, uint64_t address, int64_t stream, int64_t pool, int small) {
     return guarded(core, [&](Allocator &allocator) -> int {
         if (address >= kvobs::ADDRESS_LIMIT) return KVOBS_INVALID;
-        allocator.settle(address, stream, small != 0);
+        allocator.settle(address, stream, pool, small != 0);
+        return KVOBS_OK;
+    });
+}
+
+int kvobs_collect(kvobs_core *core, int *freed) {
+    return guarded(core, [&](Allocator &allocator) -> int {
+        if (!freed) return KVOBS_INVALID;
+        *freed = allocator.collect();
+        return KVOBS_OK;
+    });
+}
+
+int kvobs_empty_pool(kvobs_core *core, int64_t pool) {
+    return guarded(core, [&](Allocator &allocator) -> int {
+        allocator.empty_pool(pool);
+        return KVOBS_OK;
+    });
+}
+
+int kvobs_own_allocator(kvobs_core *core, int64_t pool, int has) {
+    return guarded(core, [&](Allocator &allocator) -> int {
+        if (pool == 0) return KVOBS_INVALID;
+        allocator.own_allocator(pool, has != 0);
         return KVOBS_OK;
     });
 }

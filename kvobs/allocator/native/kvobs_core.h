@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define KVOBS_ABI 1
+#define KVOBS_ABI 2
 #define KVOBS_INTERVALS 16
 #define KVOBS_UNLIMITED UINT64_MAX
 
@@ -110,7 +110,10 @@ int kvobs_fits(kvobs_core *core, int64_t stream, int64_t pool, int64_t size, int
 int kvobs_alloc_from_device(kvobs_core *core, int64_t stream, int64_t pool, int64_t size, uint64_t *address);
 int kvobs_place(kvobs_core *core, uint64_t address, int64_t size, int64_t stream);
 int kvobs_release_for(kvobs_core *core, int64_t stream, int64_t pool, int64_t size);
-int kvobs_settle(kvobs_core *core, uint64_t address, int64_t stream, int small);
+int kvobs_settle(kvobs_core *core, uint64_t address, int64_t stream, int64_t pool, int small);
+int kvobs_collect(kvobs_core *core, int *freed);
+int kvobs_empty_pool(kvobs_core *core, int64_t pool);
+int kvobs_own_allocator(kvobs_core *core, int64_t pool, int has);
 int kvobs_install(kvobs_core *core, uint64_t address, int64_t size, int64_t stream, int64_t pool, int small);
 int kvobs_remove(kvobs_core *core, uint64_t address, int64_t size);
 int kvobs_install_pages(kvobs_core *core, uint64_t address, int64_t size, int64_t stream, int64_t pool, int small);

@@ -10,10 +10,12 @@ inline void Allocator::collect_garbage() {
     if (!limited() || settings_.garbage_collection_threshold <= 0.0) return;
     const uint64_t threshold =
         static_cast<uint64_t>(settings_.garbage_collection_threshold * static_cast<double>(allowed()));
-    const uint64_t reserved = static_cast<uint64_t>(stats_.reserved);
-    if (reserved <= threshold) return;
-    const uint64_t target = reserved - threshold;
-    Pool &pool = default_.large;
+    while (static_cast<uint64_t>(stats_.reserved) > threshold && collect_oldest()) continue;
+}
+
+// Free the large free segments that are at least as old as their average; false: there are none.
+inline bool Allocator::collect_oldest() {
+    const Pool &pool = default_.large;
     std::vector<Block *> candidates;
     int64_t total_age = 0;
     for (const FreeKey &key : pool.free) {
@@ -21,24 +23,10 @@ inline void Allocator::collect_garbage() {
         candidates.push_back(key.block);
         total_age += pool.lookups - key.block->freed_at;
     }
-    uint64_t reclaimed = 0;
-    bool freed = true;
-    while (reclaimed < target && freed && !candidates.empty()) {
-        const double limit = static_cast<double>(total_age) / static_cast<double>(candidates.size());
-        std::vector<Block *> kept;
-        for (Block *block : candidates) {
-            const int64_t age = pool.lookups - block->freed_at;
-            if (static_cast<double>(age) < limit) {
-                kept.push_back(block);
-                continue;
-            }
-            reclaimed += block->size;
-            total_age -= age;
-            release(block);
-        }
-        freed = kept.size() < candidates.size();
-        candidates.swap(kept);
-    }
+    const double limit = static_cast<double>(total_age) / static_cast<double>(candidates.size());
+    for (Block *block : candidates)
+        if (static_cast<double>(pool.lookups - block->freed_at) >= limit) release(block);
+    return !candidates.empty();
 }
 
 // Return oversize blocks, just enough for the request; only with a max_split_size. What was released before it turned
