@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.fuzz import formats, runner
 
+_WIDTH = 140  # columns; the table is read in logs too
+
 
 def main() -> int:
     """Returns 0, or 1 when an input crashed its reader; such inputs are written to ``tests/fuzz/found``."""
@@ -30,13 +32,14 @@ def main() -> int:
             bar = bars.add_task(kind.name, total=each)
             outcomes[kind.name] = runner.run(kind.name, chosen.first, each,
                                              lambda done, bar=bar: bars.update(bar, completed=done))
-    table = Table("format", "inputs", "accepted", "refused", "at a limit", "crashes", "slowest", "peak RSS")
+    table = Table("format", "inputs", "accepted", "refused", "at a limit", "crashes", "slowest (CPU)", "peak RSS")
     for name, found in outcomes.items():
         table.add_row(name, f"{found.inputs:,}", f"{found.accepted:,}", f"{found.refused:,}", f"{found.limited:,}",
                       f"{len(found.crashes):,}", f"{found.slowest * 1e3:,.1f} ms (number {found.slowest_number})",
                       f"{found.rss >> 20:,} MiB")
-    console = Console()
+    console = Console(width=_WIDTH)
     console.print(table)
+    formats.FOUND.mkdir(exist_ok=True)
     for name, found in outcomes.items():
         for number, why in found.crashes:
             kept = formats.FOUND / f"{name}-{number}.bin"
