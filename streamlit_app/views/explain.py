@@ -86,8 +86,10 @@ def _page(content: str, found: explain_data.Explained) -> None:
                              key=f"explain-device-{content}")
     if devices:
         _device(found, index)
-    # The page's own policy runs no script but the one that it came with, whatever the file's texts are.
-    st.iframe(found.history, height=found.height)
+    if devices or found.recording.usage:
+        # The page's own policy runs no script but the one that it came with, whatever the file's texts are.
+        st.iframe(found.history, height=found.height)
+    _calls(found.document["device_calls"])
     if devices:
         _holders(devices[index])
         _what_if(found, index, content)
@@ -117,6 +119,15 @@ def _device(found: explain_data.Explained, index: int) -> None:
                "exactly": units.raw(device["waste"][f"{name}_bytes"], "B"),
                "share": units.share(device["waste"][f"{name}_bytes"] / reserved) if reserved else "-",
                "what it is": meaning} for name, meaning in MEANING.items()], hide_index=True)
+
+
+def _calls(calls: list[dict[str, Any]]) -> None:
+    if calls:
+        st.subheader("Calls for device memory")
+        st.table([{"call": units.plain(one["name"]), "times": one["count"],
+                   **{name: units.seconds(one[f"{key}_ns"] / 1e9) for name, key in (
+                       ("in all", "total"), ("median", "median"), ("95th percentile", "p95"), ("longest", "max"),
+                       ("the first", "first"))}} for one in calls], hide_index=True)
 
 
 def _holders(device: dict[str, Any]) -> None:

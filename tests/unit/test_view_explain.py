@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -73,6 +74,19 @@ def test_a_hostile_name_is_text(tmp_path: Path) -> None:
     cell = next(cell for cell in found.table[1].value["allocated by"] if "example" in cell)
     assert HOSTILE in read(cell)
     assert re.search(r"(?<!\\)[<!`*$]", cell) is None
+
+
+def test_a_profilers_trace_is_explained(tmp_path: Path) -> None:
+    """A trace without a state of the allocator gives its calls for device memory, and no figures."""
+    place = tmp_path / "trace.json"
+    place.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaMalloc", "pid": 1, "tid": 1, "ts": 1.0 + start, "dur": length,
+         "args": {}} for start, length in ((0, 4_000.0), (5_000, 1_000.0), (9_000, 2_000.0))]}))
+    found = shown(place)
+    assert not found.error
+    (table,) = found.table
+    assert table.value[["call", "times", "in all", "median"]].values.tolist() == [["cudaMalloc", 3, "7 ms", "2 ms"]]
+    assert not found.metric
 
 
 @pytest.mark.parametrize(("content", "told"), [(b"nonsense", "cannot be read"), (b"", "cannot be read"),

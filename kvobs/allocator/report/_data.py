@@ -43,7 +43,10 @@ def page_data(recording: Recording, replays: Sequence[Replay], document: Mapping
         "notes": [text(note, 500) for note in recording.notes[:50]], "kinds": KINDS,
         "devices": [_device(recording, device, replay, told, BLOCKS // max(len(devices), 1))
                     for device, replay, told in zip(devices, replays, document["devices"], strict=False)],
-        "usage": [{"device": text(one.device), "timeline": _usage(one.time_us, {
+        "calls": [[text(call["name"]), call["count"], *(call[f"{name}_ns"] for name in (
+            "total", "median", "p95", "max", "first"))] for call in document["device_calls"]],
+        "usage": [{"device": "A device that the file does not name" if one.device in {"", "unknown"}
+                   else text(one.device), "timeline": _usage(one.time_us, {
             "allocated": one.allocated, "reserved": one.reserved, **one.categories})} for one in recording.usage[:16]],
     }
 

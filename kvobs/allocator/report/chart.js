@@ -1,9 +1,10 @@
 // Bytes over events or time. Each interval shows its least and its largest value, so no peak is lost.
 
 const LINE_STYLES = [["weights", ""], ["kv", "7 3"], ["activation", "2 2"], ["unknown", "10 3 2 3"],
-  ["optimizer", "5 2"], ["gradient", "3 3"], ["workspace", "8 2"], ["communication", "1 2"]];
+  ["optimizer", "5 2"], ["gradient", "3 3"], ["workspace", "8 2"], ["communication", "1 2"], ["weights", "4 4"],
+  ["kv", "1 3"], ["activation", "9 3"]];
 
-function chartOf(told, name) {
+function chartOf(told, name, one = "event") {
   const lines = Object.entries(told.lines).map(([title, line], index) => ({
     title, style: LINE_STYLES[index % LINE_STYLES.length],
     low: column(Float64Array, line.low), high: column(Float64Array, line.high), last: column(Float64Array, line.last)}));
@@ -49,7 +50,7 @@ function chartOf(told, name) {
       const value = begin + (end - begin) * step / 4;
       parts.push(drawn("text", {x: x(value), y: height - 6,
         "text-anchor": step === 0 ? "start" : step === 4 ? "end" : "middle"},
-      state.byTime ? `+${seconds(value)}` : `${step === 4 ? "event " : ""}${count(Math.round(value))}`));
+      state.byTime ? `+${seconds(value)}` : `${step === 4 ? `${one} ` : ""}${count(Math.round(value))}`));
     }
     for (const line of lines) {
       const above = [];
@@ -86,7 +87,7 @@ function chartOf(told, name) {
     const wanted = begin + (event.offsetX - margin.left) / (width - margin.left - margin.right) * (end - begin);
     let index = 0;
     while (index < first.length - 2 && at(index) < wanted) index++;
-    hint.textContent = [`Events ${count(first[index])} to ${count(first[index + 1] - 1)}`
+    hint.textContent = [`${one[0].toUpperCase()}${one.slice(1)}s ${count(first[index])} to ${count(first[index + 1] - 1)}`
       + (timed ? `, +${seconds(times[index] - times[0])}` : ""),
     ...lines.map((line) => `${line.title}: ${size(line.low[index])} to ${size(line.high[index])}`)].join("\n");
     hint.hidden = false;
@@ -102,7 +103,7 @@ function chartOf(told, name) {
   const over = timed ? element("label", {}, "Over ", element("select", {on: {change: (event) => {
     state.byTime = event.target.value === "time";
     draw();
-  }}}, element("option", {value: "events"}, "events"), element("option", {value: "time"}, "time"))) : null;
+  }}}, element("option", {value: "events"}, `${one}s`), element("option", {value: "time"}, "time"))) : null;
   return {
     node: element("div", {}, element("div", {class: "controls"}, legend, over), box),
     mark: (event) => { state.event = event; draw(); },

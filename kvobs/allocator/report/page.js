@@ -171,16 +171,26 @@ function deviceSection(device) {
 function usage(one) {
   const parts = [element("h2", {}, `${one.device}, as a profiler saw it`)];
   if (one.timeline === null) return element("section", {}, parts, paragraph("The profiler recorded no bytes."));
-  const chart = chartOf(one.timeline, `${one.device}: bytes over samples`);
+  const chart = chartOf(one.timeline, `${one.device}: bytes over samples`, "sample");
   return element("section", {}, parts, paragraph("Counted in samples of the profiler, not in events of the allocator.",
     "quiet"), chart.node);
 }
 
+function calls() {
+  if (!DATA.calls.length) return [];
+  return [element("section", {}, element("h2", {}, "Calls for device memory"),
+    paragraph("As the profiler recorded them; the first call of a process may contain the making of its context.", "quiet"),
+    table("Calls for device memory", [["call", ""], ["times", "number"], ["in all", "number"], ["median", "number"],
+      ["95th percentile", "number"], ["longest", "number"], ["the first", "number"]],
+    DATA.calls.map(([name, times, ...durations]) => [name, count(times),
+      ...durations.map((nanos) => seconds(nanos / 1e3))])))];
+}
+
 const page = document.getElementById("page");
 const devices = DATA.devices.map(deviceSection);
-page.append(...(DATA.whole ? header() : []), ...(devices.length || DATA.usage.length ? []
+page.append(...(DATA.whole ? header() : []), ...(devices.length || DATA.usage.length || DATA.calls.length ? []
   : [paragraph("The file tells nothing about an allocator's state.")]),
 ...(devices.length > 1 && DATA.whole ? [element("nav", {"aria-label": "Devices"}, DATA.devices.map((device) =>
   element("a", {href: `#device-${device.device}`, class: "controls"}, `Device ${device.device}`)))] : []),
-...devices.map((device) => device.section), ...DATA.usage.map(usage));
+...devices.map((device) => device.section), ...DATA.usage.map(usage), ...(DATA.whole ? calls() : []));
 for (const device of devices) device.start();
