@@ -51,9 +51,10 @@ class Real:
 
     def __init__(self, capacity: int = 1 << 40, *, expandable: bool = False, max_split: int | None = None,
                  threshold: float = 0.0, fraction: float | None = None, divisions: int = 0, ring: int | None = None,
-                 told_pools: bool = False, skipped: tuple[int, ...] = ()) -> None:
+                 told_pools: bool = False, skipped: tuple[int, ...] = (), space: int | None = None) -> None:
         self.capacity, self.expandable, self.max_split = capacity, expandable, max_split
         self.threshold, self.divisions = threshold, divisions
+        self.space = capacity + capacity // 8 if space is None else space  # addresses of an expandable segment
         self.allowed = None if fraction is None else int(fraction * capacity)
         self.told_pools, self.skipped = told_pools, skipped
         self.trace: deque[tuple[int, int, int, int, int]] = deque(maxlen=ring)
@@ -127,6 +128,9 @@ class Real:
 
     def restore(self, pool: int, told: list[list[tuple[int, int, int, bool]]]) -> list[Piece]:
         """Free all of a pool, then allocate every block of a checkpoint, then free those that were free."""
+        now = {blocks[0][0]: sum(size for _, size, _, _ in blocks) for blocks in self.checkpoint(pool)}
+        if any(now[blocks[0][0]] != sum(size for _, size, _, _ in blocks) for blocks in told):
+            raise ValueError  # PyTorch gives up where an expandable segment has grown since
         for piece in [one for one in self.active if one.home[0] == pool and one.allocated]:
             self.free(piece)
         live: list[Piece] = []
@@ -274,7 +278,7 @@ class Real:
                 if found >= need:
                     return piece
         page = 2 * MIB if home[1] else 20 * MIB
-        size = -(-(self.capacity + self.capacity // 8) // page) * page
+        size = -(-self.space // page) * page
         address = self._place(size)
         made = Piece(address, size, stream, home, (address, size, page), mapped=False)
         self.unmapped.setdefault(home, []).append(made)

@@ -56,7 +56,7 @@ class ForcedCore(Core):
         Raises:
             ValueError: blocks do not fill their segment.
         """
-        for base, segments in reservations(state, pages):
+        for base, segments in reservations(state, pages, self.settings.large_segment_size):
             first, last = segments[0], segments[-1]
             page = self.settings.page_size(first.small)
             span = -(-max(UNLIMITED_RANGE, last.address + last.size - base) // page) * page

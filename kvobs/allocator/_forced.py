@@ -30,7 +30,7 @@ class Forced(Expandable):
         Raises:
             ValueError: blocks do not fill their segment.
         """
-        for base, segments in reservations(state, pages):
+        for base, segments in reservations(state, pages, self.settings.large_segment_size):
             self._load_chain(base, segments)
         self._peak_allocated = self.allocated
         self._peak_active = self.allocated + self.pending

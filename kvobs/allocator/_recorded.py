@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 from kvobs.allocator import script as steps
 from kvobs.allocator._forced import NOWHERE
@@ -229,21 +228,21 @@ class PythonReplayer:
         """Whether an allocation is no request but part of a private pool put back to a checkpoint, as cudagraph trees
         do: blocks that fill a whole free segment, each after the other.
         """
-        first, last = index, index
-        while first > 0 and _follows(script, first - 1):
-            first -= 1
-        start = script.address[first]
-        if start not in self._homes:
+        address, last = script.address[index], index
+        if not ((index > 0 and _follows(script, index - 1)) or _follows(script, index) or address in self._homes):
             return False
-        while last + 1 < len(script) and _follows(script, last):
-            last += 1
-        segment = next((one for one in self._allocator.snapshot() if one.address == start), None)
+        segment = next((one for one in self._allocator.snapshot()
+                        if one.address <= address < one.address + one.size), None)
         if segment is None or segment.pool != script.pool[index]:
             return False
-        done = segment.blocks[:index - first + 1]
-        ends = list(accumulate((script.size[at] for at in range(first, last + 1)), initial=start))
-        return (segment.address + segment.size in ends and len(segment.blocks) == len(done) == index - first + 1
-                and done[-1].state == INACTIVE and done[-1].address == script.address[index])
+        *done, free = segment.blocks
+        if free.address != address or free.state != INACTIVE or [block.address for block in done] != list(
+                script.address[index - len(done):index]) or not all(
+                _follows(script, index - back) for back in range(1, len(done) + 1)):
+            return False
+        while script.address[last] + script.size[last] < free.address + free.size and _follows(script, last):
+            last += 1
+        return script.address[last] + script.size[last] == free.address + free.size
 
     def _place_exactly(self, address: int, size: int, stream: int, pool: int) -> None:
         """A block of a checkpoint has the size that it had then, whatever the settings say now."""
@@ -347,6 +346,6 @@ class PythonReplayer:
 
 def _follows(script: Script, index: int) -> bool:
     """Whether a step and the next are allocations side by side, for which the device was not asked."""
-    return (script.step[index] == script.step[index + 1] == steps.ALLOC
+    return (index + 1 < len(script) and script.step[index] == script.step[index + 1] == steps.ALLOC
             and script.first[index] == script.first[index + 2]
             and script.address[index] + script.size[index] == script.address[index + 1])

@@ -15,6 +15,7 @@ from kvobs.allocator.reservations import Pages
 from kvobs.allocator.script import Script, script_of
 from kvobs.allocator.seeding import seed
 from kvobs.allocator.settings import SMALL_SEGMENT, Settings
+from kvobs.allocator.skipped import completed
 from kvobs.allocator.state import INACTIVE, State
 
 OOM_STATES = 64
@@ -42,6 +43,7 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
     Raises:
         ValueError: the engine that was asked for cannot be had.
     """
+    device = completed(device)
     events = device.events
     if not len(events) or all(action > OOM for action in events.action):
         return _unusable(device.state, "the file has no history of events")
@@ -53,7 +55,10 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
         replayer = _replayer(settings, undone.state, _pages(script), engine)
     except _Contradiction as error:
         return _unusable(undone.state, f"the state contradicts itself: {error}")
-    ooms = _run(replayer, script, device, undone.pools)
+    try:
+        ooms = _run(replayer, script, device, undone.pools)
+    except (AssertionError, IndexError, KeyError, ValueError):  # only where the twin was led into nonsense
+        return _unusable(undone.state, "the history contradicts itself: two blocks would lie in one place")
     tally = replayer.tally
     scores = [Score(*tally.addresses), Score(*tally.device_allocs), Score(*tally.device_frees)]
     usable, reason = _judge(scores, tally, undone.contradictions, len(events))

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kvobs.allocator.settings import LARGE_SEGMENT
 from kvobs.allocator.state import Segment, State
 
 FARTHEST = 1 << 40  # bytes: no expandable segment reserves more than 1.125 times the memory of its device
@@ -19,11 +20,12 @@ class Pages(NamedTuple):
     small: bool
 
 
-def reservations(state: State, pages: Iterable[Pages] = ()) -> list[tuple[int, list[Segment]]]:
+def reservations(state: State, pages: Iterable[Pages] = (),
+                 large_page: int = LARGE_SEGMENT) -> list[tuple[int, list[Segment]]]:
     """Segments with the address where their reservation begins; those of one expandable segment together.
 
     Mapped ranges of one stream, pool and kind with nothing else between them are taken for one expandable segment;
-    ``pages`` of that kind in front of its first range, for its beginning.
+    ``pages`` of that kind in front of its first range, whole ones away from it, for its beginning.
     """
     ordered = sorted(state, key=lambda one: one.address)
     starts = [segment.address for segment in ordered]
@@ -42,9 +44,11 @@ def reservations(state: State, pages: Iterable[Pages] = ()) -> list[tuple[int, l
     bases = {chain[0].address: chain[0].address for chain in chains}
     for page in pages:
         following = bisect_right(starts, page.address)
-        if following < len(ordered):
+        before = ordered[following - 1] if following else None
+        if following < len(ordered) and (before is None or before.address + before.size <= page.address):
             first = ordered[following]
             if (first.expandable and (first.stream, first.small) == (page.stream, page.small)
-                    and first.address in bases and first.address - page.address < FARTHEST):
+                    and first.address in bases and first.address - page.address < FARTHEST
+                    and (page.small or (first.address - page.address) % large_page == 0)):
                 bases[first.address] = min(bases[first.address], page.address)
     return [(bases[chain[0].address], chain) for chain in chains]

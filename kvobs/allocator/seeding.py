@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvobs.allocator import recording
 from kvobs.allocator.recording import DeviceRecording, Events
 from kvobs.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings
+from kvobs.allocator.skipped import requests_skipped
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, Block, Segment, State
 
 
@@ -51,7 +52,8 @@ def seed(device: DeviceRecording, settings: Settings) -> Seed:
         block.address: block for segment in device.state for block in segment.blocks if block.state != INACTIVE}
     pools = _pools(device)
     hints = Hints({}, {})
-    contradictions = _undo(device.events, settings, ranges, live, pools, hints)
+    pending = not requests_skipped(device.events)
+    contradictions = _undo(device.events, settings, ranges, live, pools, hints, pending)
     blocks = [_recorded(found, device.events, settings) if isinstance(found, int) else found for found in live.values()]
     state, lost = _state(ranges, blocks, settings, hints)
     return Seed(state, pools, contradictions + lost)
@@ -62,26 +64,32 @@ def _pools(device: DeviceRecording) -> array[int]:
     events = device.events
     if len(events) and min(events.pool) >= 0:
         return events.pool
-    private = sorted((segment.address, segment.address + segment.size, segment.pool)
-                     for segment in device.state if segment.pool != 0)
+    private = {segment.address: (segment.address + segment.size, segment.pool)
+               for segment in device.state if segment.pool != 0}
     if not private:
         told = any(pool > 0 for pool in set(events.pool))
         return array("i", [max(pool, 0) for pool in events.pool] if told else bytes(4 * len(events)))
-    starts = [start for start, _, _ in private]
+    starts = sorted(private)
     found = array("i", bytes(4 * len(events)))
-    for index, (address, pool) in enumerate(zip(events.address, events.pool, strict=True)):
+    for index in range(len(events) - 1, -1, -1):
+        address, pool, action = events.address[index], events.pool[index], events.action[index]
         if pool >= 0:
             found[index] = pool
-        else:
+        elif action != recording.OOM:  # whose address is no address
             place = bisect_right(starts, address) - 1
-            if place >= 0 and address < private[place][1]:
-                found[index] = private[place][2]
+            if place >= 0 and address < private[starts[place]][0]:
+                found[index] = private[starts[place]][1]
+                if action == recording.SEGMENT_ALLOC:  # before it, the same addresses may have been anybody's
+                    del starts[place]
     return found
 
 
 def _undo(events: Events, settings: Settings, ranges: dict[int, Range], live: dict[int, Block | int],
-          pools: array[int], hints: Hints) -> int:
-    """``live`` has blocks of the last state, and for others the event that freed them, inverted (~) while pending."""
+          pools: array[int], hints: Hints, pending: bool) -> int:
+    """``live`` has blocks of the last state, and for others the event that freed them, inverted (~) while pending.
+
+    ``pending``: before its free completed, a block was; otherwise it may have been allocated until then.
+    """
     wrong = 0
     allocated, freed = hints.allocated, hints.freed
     indexes = range(len(events) - 1, -1, -1)
@@ -94,7 +102,7 @@ def _undo(events: Events, settings: Settings, ranges: dict[int, Range], live: di
             freed[address] = index
             if address in live:
                 wrong += 1
-            live[address] = ~index
+            live[address] = ~index if pending else index
         elif action == recording.FREE_REQUESTED:
             found = live.get(address)
             if found is None:
