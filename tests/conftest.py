@@ -24,6 +24,15 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=300, dera
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses the allocator twin: nothing of it depends on the versions of other packages."""
+    for item in items:
+        names = vars(getattr(item, "module", None) or object).values()
+        if any(str(getattr(found, "__module__", None) or getattr(found, "__name__", "")).startswith("kvobs.allocator")
+               for found in names):
+            item.add_marker("allocator")
+
+
 def pytest_collection_finish() -> None:
     """Single-threaded torch: results and times do not depend on what else runs."""
     torch = sys.modules.get("torch")
