@@ -35,6 +35,7 @@ docs: $(READY) ## Write the generated parts of the documentation.
 picture: $(READY) programs ## Draw the README's pictures from real runs of the demo.
 	@.venv/bin/python scripts/demo_picture.py
 	@PYTHONPATH=. .venv/bin/python scripts/view_picture.py
+	@PYTHONPATH=. .venv/bin/python scripts/explain_picture.py
 
 programs:
 	@scripts/test_programs.sh
