@@ -204,7 +204,7 @@ class PythonReplayer:
         calls = self._begin(script, index, False)
         self._give_back(script, index)
         tally.addresses[0] += 1
-        given = self._request(size, stream, pool, retried=len(device.calls) < len(calls))
+        given = self._request(size, stream, pool, retried=len(device.calls) < len(calls) or index == 0)
         if calls:
             tally.forced.append(index)
         if given == address and not device.calls and not device.extra:
@@ -253,8 +253,8 @@ class PythonReplayer:
         self._allocator.set(settings)
 
     def _request(self, size: int, stream: int, pool: int, retried: bool) -> int | None:
-        """Ask the twin. ``retried``: the cache was released just now; if the recording goes to the device all the
-        same, what fits now had been pending then.
+        """Ask the twin. ``retried``: the cache was released just now, or the history begins in the middle of this
+        request; if the recording goes to the device all the same, what fits now had been pending then.
         """
         if retried and self._device.calls and self._allocator.fits(size, stream, pool):
             return self._allocator.alloc_from_device(size, stream, pool)
@@ -298,7 +298,9 @@ class PythonReplayer:
         if calls and calls[0][0] == SEGMENT_MAP:
             self._expect_nothing(size, stream, pool, index)
         self._give_back(script, index)
-        self._expect_nothing(size, stream, pool, index)
+        settings = self._allocator.settings
+        if script.address[index] < settings.segment_size(settings.round_size(size)):  # else a memory fraction refused
+            self._expect_nothing(size, stream, pool, index)
         self._follow(script, index, calls)
 
     def _expect_nothing(self, size: int, stream: int, pool: int, index: int) -> None:
