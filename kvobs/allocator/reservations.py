@@ -44,11 +44,20 @@ def reservations(state: State, pages: Iterable[Pages] = (),
     bases = {chain[0].address: chain[0].address for chain in chains}
     for page in pages:
         following = bisect_right(starts, page.address)
-        before = ordered[following - 1] if following else None
-        if following < len(ordered) and (before is None or before.address + before.size <= page.address):
-            first = ordered[following]
-            if (first.expandable and (first.stream, first.small) == (page.stream, page.small)
-                    and first.address in bases and first.address - page.address < FARTHEST
-                    and (page.small or (first.address - page.address) % large_page == 0)):
-                bases[first.address] = min(bases[first.address], page.address)
+        if following == len(ordered):
+            continue
+        first = ordered[following]
+        away = first.address - page.address
+        if (first.expandable and (first.stream, first.small) == (page.stream, page.small) and first.address in bases
+                and away < FARTHEST and (page.small or away % large_page == 0)
+                and (not following or _beyond(ordered[following - 1], page.address, away))):
+            bases[first.address] = min(bases[first.address], page.address)
     return [(bases[chain[0].address], chain) for chain in chains]
+
+
+def _beyond(segment: Segment, address: int, away: int) -> bool:
+    """Whether an address lies behind the reservation of a segment in front of it, which has as many addresses as the
+    one that begins ``away`` bytes or more before its own first segment.
+    """
+    ends = segment.address + segment.size <= address
+    return ends and (not segment.expandable or address - segment.address > away)
