@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvobs.allocator.readers import _columns
 from kvobs.allocator.readers._frames import Interner
@@ -13,24 +14,35 @@ from kvobs.allocator.readers._limits import MAX_ADDRESS, MAX_SIZE, MAX_TOTAL_SIZ
 from kvobs.allocator.readers._pools import Pools
 from kvobs.allocator.recording import ACTIONS, OTHER, UNKNOWN, Events
 
+if TYPE_CHECKING:
+    from kvobs.allocator.readers._condensed import Condensed
+
 _CHUNK = 1 << 14
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _FIELDS = itemgetter("action", "addr", "size", "stream", "time_us")
-_LATEST = 1 << 62  # microseconds
+LATEST = 1 << 62  # microseconds
 _POOL_KEYS = ("pool_id", "segment_pool_id", "mempool_id")
 Rows = Callable[[list[Any]], list[dict[str, Any]]]
 
 
 def events(trace: list[Any], rows_of: Rows, stacks: Interner, pools: Pools,
-           progress: Callable[[float], None]) -> Events:
-    """All events of a trace, in their order.
+           progress: Callable[[float], None], condensed: Condensed | None = None) -> Events:
+    """All events of a trace, in their order. None among them stands for the next of ``condensed``.
 
     Raises:
         Refused: one is not what torch writes.
     """
     found = Events()
     for start in range(0, len(trace), _CHUNK):
-        _append(found, rows_of(trace[start:start + _CHUNK]), stacks, pools)
+        part = trace[start:start + _CHUNK]
+        if condensed is None:
+            _append(found, rows_of(part), stacks, pools)
+        else:
+            for kind, run in groupby(part, type):
+                if kind is type(None):
+                    condensed.append(found, sum(1 for _ in run))
+                else:
+                    _append(found, rows_of(list(run)), stacks, pools)
         progress(start / len(trace))
     if sum(found.size) > MAX_TOTAL_SIZE:
         raise Refused("The sizes of its events add up to more bytes than any device handles.")
@@ -56,7 +68,7 @@ def _append(found: Events, rows: list[dict[str, Any]], stacks: Interner, pools: 
     found.address.extend(_columns.numbers("Q", where, 0, MAX_ADDRESS, "address of an event"))
     found.size.extend(_columns.numbers("q", sizes, 0, MAX_SIZE + 1, "size of an event"))
     found.stream.extend(_columns.numbers("q", streams, -_columns.STREAM, _columns.STREAM, "stream of an event"))
-    found.time_us.extend(_columns.numbers("q", times, UNKNOWN, _LATEST, "time_us of an event"))
+    found.time_us.extend(_columns.numbers("q", times, UNKNOWN, LATEST, "time_us of an event"))
     stack = stacks.stack
     found.stack.extend([stack(row.get("frames")) for row in rows])
     found.pool.extend(_pools(rows, pools))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import zlib
 
-from kvobs.allocator.readers import _json, _pickle, _snapshot
+from kvobs.allocator.readers import _condensed, _json, _pickle, _snapshot
 from kvobs.allocator.readers._limits import MAX_UNPACKED_BYTES, MIB, Refused
 from kvobs.allocator.readers._pickle import Data, Progress
 from kvobs.allocator.recording import Recording
@@ -13,6 +14,7 @@ from kvobs.allocator.recording import Recording
 _GZIP = b"\x1f\x8b"
 _WITH_HEADER = 31  # zlib's word for gzip
 _PIECE = 32 * MIB
+_WORTH_CONDENSING = 4 * MIB  # below, what it saves is less than its patterns cost
 _SQLITE = b"SQLite format 3\x00"
 _BOM = b"\xef\xbb\xbf"
 _JSON = re.compile(rb"\s*[\[{]")
@@ -44,8 +46,25 @@ def parse(data: Data, name: str, progress: Progress = lambda done: None, path: s
 
 def pickled(data: Data, name: str, progress: Progress = lambda done: None) -> Recording:
     """Read a snapshot from a pickle."""
+    return (condensed(data, name, progress) if len(data) >= _WORTH_CONDENSING else None) or whole(data, name, progress)
+
+
+def whole(data: Data, name: str, progress: Progress = lambda done: None) -> Recording:
+    """Read a snapshot from a pickle by making everything that is in it."""
     document = _pickle.load(data, lambda done: progress(done * 0.6))
     return _snapshot.recording(document, name, lambda done: progress(0.6 + done * 0.4))
+
+
+def condensed(data: Data, name: str, progress: Progress = lambda done: None) -> Recording | None:
+    """The same without its events; None where that cannot be done, or something is wrong, which ``whole`` will tell."""
+    try:
+        short = _condensed.condensed(data, lambda done: progress(done * 0.8))
+        if short is None:
+            return None
+        document, lists = _pickle.build(io.BytesIO(short.pickle))
+        return _snapshot.recording(document, name, lambda done: progress(0.8 + done * 0.2), short=(short, lists))
+    except Refused:
+        return None
 
 
 def text(data: Data, name: str, progress: Progress = lambda done: None) -> Recording:

@@ -43,7 +43,15 @@ def load(data: Data, progress: Progress) -> Any:
         Refused: anything but plain data, or cut off.
     """
     check(data, lambda done: progress(done / 2))
-    source = io.BufferedReader(_Source(data, lambda done: progress((1 + done) / 2)), _CHUNK)
+    return build(io.BufferedReader(_Source(data, lambda done: progress((1 + done) / 2)), _CHUNK))
+
+
+def build(source: io.BufferedIOBase) -> Any:
+    """The object that a pickle describes that was walked before.
+
+    Raises:
+        Refused: it is damaged.
+    """
     try:
         return _Unpickler(source).load()
     except Refused:
@@ -111,11 +119,17 @@ def _sized(code: bytes, lengths: Iterable[int]) -> bytes:
 
 
 # The commonest lengths first, as they are tried in order; longer texts are met by the loop.
-_PLAIN = b"[" + re.escape(b"]}(aeusdl012N\x88\x89\x94") + b"]*+"
+_ALONE = re.escape(b"](aeusdl012N\x88\x89\x94")
+_PLAIN = rb"[\}%b]*+" % _ALONE
 _FRAMES = b"j....(?:j....j....j....j....)*+(?:j....)*+"  # of a stack: most of what is in a file
-_INTEGER = b"(?:K.|J....|M..|" + _sized(b"\x8a", (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b")"
-_PAIR = _INTEGER + b"(?:" + _INTEGER + b"\x86)?+"
+INTEGER = b"(?:K.|J....|M..|" + _sized(b"\x8a", (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b")"
+_PAIR = INTEGER + b"(?:" + INTEGER + b"\x86)?+"
+GET = b"(?:h.|j....)"
 _TEXT = _sized(b"\x8c", range(64))
+TEXT = _sized(b"\x8c", range(256))
+_REST = rb"\x80.|%b|%b|%b|G.{8}" % (GET, _PAIR, TEXT)
+OTHER = rb"(?:[%b]|%b)" % (_ALONE, _REST)  # an opcode that neither begins a dict nor numbers a memo entry, in a group
+ONE = re.compile(rb"[\}%b]|%b" % (_ALONE, _REST), re.DOTALL)
 
 
 @lru_cache(maxsize=16)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvobs.allocator import settings
 from kvobs.allocator.readers import _columns, _notes
+from kvobs.allocator.readers._condensed import Condensed
 from kvobs.allocator.readers._events import Rows, events
 from kvobs.allocator.readers._frames import Interner, kind
 from kvobs.allocator.readers._limits import MAX_ANNOTATIONS, MAX_CONF, MAX_DEVICES, MAX_EVENTS, Refused, count
@@ -22,8 +23,9 @@ _KEYS = ("segments", "device_traces")
 
 
 def recording(document: Any, name: str, progress: Progress = lambda done: None,
-              rows_of: Rows | None = None) -> Recording:
-    """What ``torch.cuda.memory._snapshot()`` or ``memory_snapshot()`` gave. ``rows_of`` decodes events on demand.
+              rows_of: Rows | None = None, short: tuple[Condensed, list[Any]] | None = None) -> Recording:
+    """What ``torch.cuda.memory._snapshot()`` or ``memory_snapshot()`` gave. ``rows_of`` decodes events on demand;
+    ``short`` has those that are None in the document, and their stacks.
 
     Raises:
         Refused: not such a document.
@@ -38,9 +40,12 @@ def recording(document: Any, name: str, progress: Progress = lambda done: None,
     decode = rows_of or _event_rows
     stacks, pools = Interner(), Pools()
     found = states(rows, stacks, pools)
+    if short is not None:
+        short[0].resolve(short[1], stacks, pools)
     total = sum(map(len, traces))
     starts = list(accumulate(map(len, traces), initial=0))
-    histories = [events(trace, decode, stacks, pools, _part(progress, start, len(trace), total))
+    histories = [events(trace, decode, stacks, pools, _part(progress, start, len(trace), total),
+                        None if short is None else short[0])
                  for trace, start in zip(traces, starts, strict=False)]
     marks = _annotations(document.get("external_annotations", []), stacks)
     configured, notes = _settings(document.get("allocator_settings"))
