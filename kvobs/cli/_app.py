@@ -16,6 +16,7 @@ from kvobs.cli._doctor import doctor
 from kvobs.cli._errors import Refused
 from kvobs.cli._explain import explain
 from kvobs.cli._export import export
+from kvobs.cli._output import give_up_stdout, plain, prepare_streams
 from kvobs.cli._run import run
 from kvobs.cli._view import view
 from kvobs.cli._whatif import whatif
@@ -43,12 +44,20 @@ def _kvobs(version: Annotated[bool, typer.Option("--version", help="Show the ver
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2 after a refusal, with one sentence on stderr)."""
+    prepare_streams()
     try:
         code = get_command(app).main(arguments, prog_name="kvobs", standalone_mode=False)
+        sys.stdout.flush()
     except (Refused, ConfigError) as error:
         return _refuse(str(error), getattr(error, "exit_code", REFUSED))
     except typer.Abort:
         return _refuse("Interrupted.", 130)
+    except OSError as error:
+        if error.filename is not None:  # not from a stream
+            raise
+        give_up_stdout()
+        return 1 if isinstance(error, BrokenPipeError) else _refuse(
+            f"The output cannot be written ({(error.strerror or str(error)).lower()}).", REFUSED)
     except Exception as error:
         # Usage errors have no public common class over the versions of Typer that are supported.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
@@ -58,6 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(sentence: str, exit_code: int) -> int:
-    sentence = " ".join(sentence.split())
+    sentence = plain(" ".join(sentence.split()))
     print(f"kvobs: {sentence}" + ("" if sentence.endswith((".", "?", "!", ")")) else "."), file=sys.stderr)
     return exit_code

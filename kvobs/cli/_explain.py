@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvobs.cli._errors import Refused
-from kvobs.cli._output import print_table
+from kvobs.cli._output import plain, print_table, say
 from kvobs.cli._sizes import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torc
         raise Refused(f"'{engine}' is no engine; allowed are {', '.join(ENGINES)}.")
     if request is None and (stream or device_free is not None):
         raise Refused("The options --stream and --device-free belong to --request.")
+    if html is not None and os.path.realpath(html) == os.path.realpath(file):
+        raise Refused("The page would take the place of the file that it is about; name another for --html.")
     asked = [] if request is None else [Hypothetical(
         Request(parse_size(request, "--request", 1), stream),
         None if device_free is None else parse_size(device_free, "--device-free", 0))]
@@ -67,7 +70,8 @@ def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torc
     else:
         _tell(explained.document)
         if html is not None:
-            print(f"\nThe page is {html}.")
+            print()
+            say(f"The page is {html}.")
 
 
 def read(file: Path, tell: Callable[[str], None]) -> Recording:
@@ -96,14 +100,14 @@ def progress() -> Iterator[Callable[[str], None]]:
     from rich.text import Text
 
     with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(Text(text))
+        yield lambda text: status.update(Text(plain(text)))
 
 
 def _tell(document: dict[str, Any]) -> None:
-    print(f"{document['file']}: {document['schema']}")
-    print(f"Settings: {_settings(document['settings'])}")
+    say(f"{document['file']}: {document['schema']}")
+    say(f"Settings: {_settings(document['settings'])}")
     for note in document["notes"]:
-        print(f"Note: {note}")
+        say(f"Note: {note}")
     for device in document["devices"]:
         print()
         _device(device)
@@ -116,9 +120,10 @@ def _tell(document: dict[str, Any]) -> None:
     for usage in document["usage"]:
         peaks = [f"{name} {size_text(usage[key])}" for name, key in (
             ("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")) if (usage[key] or -1) >= 0]
-        print(f"\nUsage of {usage['device']}: {usage['samples']:,} samples, peak {', '.join(peaks) or 'not told'}")
+        print()
+        say(f"Usage of {usage['device']}: {usage['samples']:,} samples, peak {', '.join(peaks) or 'not told'}")
         for name, value in sorted(usage["peak_by_category_bytes"].items(), key=lambda pair: -pair[1]):
-            print(f"  {name}: peak {size_text(value)}")
+            say(f"  {name}: peak {size_text(value)}")
 
 
 def _settings(conf: str | None) -> str:
@@ -126,17 +131,17 @@ def _settings(conf: str | None) -> str:
 
 
 def _device(device: dict[str, Any]) -> None:
-    print(f"Device {device['device']}: {size_text(device['reserved_bytes'])} reserved in {device['segments']:,} "
-          f"segments, {size_text(device['allocated_bytes'])} allocated, {size_text(device['free_bytes'])} free "
-          f"(largest block {size_text(device['largest_free_bytes'])}), "
-          f"{size_text(device['pending_free_bytes'])} pending")
-    print(f"  {replay_text(device['replay'])}")
+    say(f"Device {device['device']}: {size_text(device['reserved_bytes'])} reserved in {device['segments']:,} "
+        f"segments, {size_text(device['allocated_bytes'])} allocated, {size_text(device['free_bytes'])} free "
+        f"(largest block {size_text(device['largest_free_bytes'])}), "
+        f"{size_text(device['pending_free_bytes'])} pending")
+    say(f"  {replay_text(device['replay'])}")
     for oom in device["ooms"]:
-        print(f"  Out of memory at event {oom['event']:,}: {size_text(oom['requested_bytes'])} requested, the device "
-              f"had {size_text(oom['device_free_bytes'])}: {oom['verdict'] or 'no verdict'}. {oom['sentence']} "
-              f"{oom['note']}".rstrip())
+        say(f"  Out of memory at event {oom['event']:,}: {size_text(oom['requested_bytes'])} requested, the device "
+            f"had {size_text(oom['device_free_bytes'])}: {oom['verdict'] or 'no verdict'}. {oom['sentence']} "
+            f"{oom['note']}".rstrip())
     for asked in device["requests"]:
-        print(f"  A request of {size_text(asked['requested_bytes'])} now: {asked['verdict']}. {asked['sentence']}")
+        say(f"  A request of {size_text(asked['requested_bytes'])} now: {asked['verdict']}. {asked['sentence']}")
     reserved = device["reserved_bytes"] or 1
     print("\nWhere the reserved bytes are")
     print_table(("part", "bytes", "share"), [

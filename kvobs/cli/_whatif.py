@@ -14,7 +14,7 @@ import typer
 
 from kvobs.cli._errors import Refused
 from kvobs.cli._explain import progress, read
-from kvobs.cli._output import print_table
+from kvobs.cli._output import print_table, say
 from kvobs.cli._sizes import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _ranked(one: Candidate) -> dict[str, Any]:
 
 def _show(comparison: Comparison, found: Found | None) -> None:
     before, after, recorded = comparison.before, comparison.after, comparison.recorded
-    print(f"Device {comparison.device}. {comparison.capacity_reason}")
+    say(f"Device {comparison.device}. {comparison.capacity_reason}")
     print_table(("", "recorded", "before (modelled)", "after (modelled)"), [
         ("settings", "", before.settings or "defaults", after.settings or "defaults"),
         ("KV growth", "", before.growth, after.growth),
@@ -168,16 +168,16 @@ def _show(comparison: Comparison, found: Found | None) -> None:
             for one in comparison.verdicts_changed[:MOST_ROWS]])
     if comparison.kv is not None:
         kv = comparison.kv
-        print(f"KV cache: {kv.chains} tensors; copied while growing {_bytes(kv.copied_bytes_before)} before, "
-              f"{_bytes(kv.copied_bytes_after)} after; {_bytes(kv.tail_bytes)} at their ends hold no token.")
+        say(f"KV cache: {kv.chains} tensors; copied while growing {_bytes(kv.copied_bytes_before)} before, "
+            f"{_bytes(kv.copied_bytes_after)} after; {_bytes(kv.tail_bytes)} at their ends hold no token.")
     if found is not None:
-        print(found.sentence)
+        say(found.sentence)
         if found.line:
-            print(found.line)
-    print(f"The model's peak under the recorded settings differs from the recorded one by "
-          f"{recorded.difference_bytes / (1 << 20):+,.1f} MiB.")
+            say(found.line)
+    say(f"The model's peak under the recorded settings differs from the recorded one by "
+        f"{recorded.difference_bytes / (1 << 20):+,.1f} MiB.")
     for sentence in (*comparison.notes, "What the model cannot know:", *comparison.unknown):
-        print(sentence)
+        say(sentence)
 
 
 def _bytes(value: int | None) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +179,82 @@ def test_a_trace_of_a_profiler(capsys: pytest.CaptureFixture[str]) -> None:
     assert {call["name"]: call["count"] for call in document["device_calls"]}.items() >= {
         "cudaMalloc": 24, "cudaFree": 15}.items()
     assert document["devices"] == []
+
+
+HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202enr\nDevice 9: all well"
+
+
+def hostile(folder: Path) -> Path:
+    """A snapshot whose file name, frames, annotations and settings would act on a terminal."""
+    allocator = RecordingAllocator(capacity=20 * MIB)
+    allocator.alloc(4 * MIB, frames=[(HOSTILE, 1, HOSTILE), ("torch/nn/modules/module.py", 1, HOSTILE)])
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(60 * MIB, frames=[(HOSTILE, 1, HOSTILE)])
+    allocator.dump(folder / "made.pickle")
+    document = pickle.loads((folder / "made.pickle").read_bytes())
+    document["external_annotations"] = [{"device": 0, "name": HOSTILE, "stage": HOSTILE, "time_us": 1}]
+    document["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": HOSTILE, "roundup_power2_divisions": {HOSTILE: 3}}
+    place = folder / (HOSTILE.replace("/", "") + ".pickle")
+    place.write_bytes(pickle.dumps(document))
+    return place
+
+
+@pytest.mark.parametrize("command", [["explain", "--request", "8MiB"], ["whatif"], ["whatif", "--search"]])
+def test_nothing_of_a_file_acts_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                              command: list[str]) -> None:
+    """Of a file whose every name has escape sequences, line breaks and turned text only printable letters arrive."""
+    assert main([*command, str(hostile(tmp_path))]) == 0
+    told = capsys.readouterr()
+    assert all(line.isprintable() for line in (told.out + told.err).split("\n"))
+    assert "\nDevice 9" not in told.out
+
+
+def test_a_refusal_names_a_hostile_file_in_plain_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence on stderr about a file that is not there has no letter that acts on a terminal."""
+    assert main(["explain", str(tmp_path / HOSTILE.replace("/", ""))]) == 2
+    assert capsys.readouterr().err.removesuffix("\n").isprintable()
+
+
+def run_closed(command: str, *, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
+    """The command line with the shell's redirections, which may close streams."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    return subprocess.run(["sh", "-c", f"{shlex.quote(sys.executable)} -m kvobs {command}"], env=environment,
+                          capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("redirected", "code"), [
+    ("<&-", 0), (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), (">/dev/full", 2)])
+def test_no_stream_is_needed(tmp_path: Path, redirected: str, code: int) -> None:
+    """Closed streams change no outcome, and an output that cannot be written is one sentence and exit code 2."""
+    fragmented().dump(tmp_path / "made.pickle")
+    ran = run_closed(f"explain {shlex.quote(str(tmp_path / 'made.pickle'))} {redirected}")
+    assert ran.returncode == code, ran.stderr
+    assert ran.stderr == ("" if code == 0 else "kvobs: The output cannot be written (no space left on device).\n")
+    assert (">" in redirected and redirected[:2] != "2>") or "5.00 MiB" in ran.stdout
+
+
+def test_a_reader_that_leaves_is_no_error_message(tmp_path: Path) -> None:
+    """Piped into a program that ends at once, the command ends too, in silence."""
+    fragmented().dump(tmp_path / "made.pickle")
+    ran = run_closed(f"explain {shlex.quote(str(tmp_path / 'made.pickle'))} --json | true")
+    assert ran.stderr == ""
+
+
+def test_letters_that_the_output_lacks_are_escaped(tmp_path: Path) -> None:
+    """On an output that is ASCII only, other letters of a name are shown as escapes."""
+    fragmented().dump(tmp_path / "cache \u00e4\U0001f600.pickle")
+    ran = run_closed(f"explain {shlex.quote(str(tmp_path / 'cache ') + 'ä😀.pickle')}", encoding="ascii")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "cache \\xe4\\U0001f600.pickle: torch snapshot" in ran.stdout
+
+
+def test_the_page_never_takes_the_files_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page with the name of the snapshot, or of a link to it, is refused and the snapshot stays as it was."""
+    made = tmp_path / "made.pickle"
+    fragmented().dump(made)
+    (tmp_path / "link").symlink_to(made)
+    before = made.read_bytes()
+    for page in (made, tmp_path / "link"):
+        assert main(["explain", str(made), "--html", str(page)]) == 2
+        assert "take the place" in capsys.readouterr().err
+    assert made.read_bytes() == before
