@@ -6,6 +6,7 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 import random
 import re
 import stat
@@ -164,7 +165,7 @@ def test_writing_replaces_the_whole_file(tmp_path: Path) -> None:
     recording = recorded(tmp_path / "made.pickle")
     told = explain(recording)
     target = tmp_path / "out" / "report.html"
-    with pytest.raises(OSError, match="report"):
+    with pytest.raises(FileNotFoundError):
         write_html(recording, told.replays, told.document, target)
     target.parent.mkdir()
     plain = tmp_path / "plain"
@@ -199,3 +200,30 @@ def test_a_million_events_fit(tmp_path: Path) -> None:
                           stacks=Stacks(frames, tuple((stack,) for stack in range(500))))
     text = page(recording)
     assert 1_000_000 < len(text) < 8_000_000
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    """A report to a FIFO (as to a device) or to a directory is refused and changes nothing; a link keeps its place."""
+    recording = recorded(tmp_path / "made.pickle")
+    told = explain(recording)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "target.html").write_text("before")
+    (tmp_path / "link.html").symlink_to("target.html")
+    before = sorted(tmp_path.iterdir())
+    for place in (tmp_path / "fifo", tmp_path, Path(tmp_path.root)):
+        with pytest.raises(OSError, match="is no regular file"):
+            write_html(recording, told.replays, told.document, place)
+    assert stat.S_ISFIFO((tmp_path / "fifo").lstat().st_mode)
+    write_html(recording, told.replays, told.document, tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "target.html").read_text().startswith("<!DOCTYPE html>")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_name_as_long_as_names_may_be_is_written(tmp_path: Path) -> None:
+    """The unfinished file beside the report needs no longer name than the report's own."""
+    recording = recorded(tmp_path / "made.pickle")
+    told = explain(recording)
+    place = tmp_path / ("a" * 250 + ".html")
+    write_html(recording, told.replays, told.document, place)
+    assert place.read_text().startswith("<!DOCTYPE html>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import secrets
@@ -45,14 +46,17 @@ def write_html(recording: Recording, replays: Sequence[Replay], document: Mappin
     """Write the report; whoever reads ``path`` meanwhile sees the old file or the whole new one.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or what is there is no regular file (a device is not to be replaced).
     """
+    place = path.resolve()  # a link stays
+    if place.exists() and not place.is_file():
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
     page = html(recording, replays, document)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside = place.parent / f".kvobs-{secrets.token_hex(8)}"
     try:
         with beside.open("x", encoding="utf-8") as file:
             file.write(page)
-        beside.replace(path)
+        beside.replace(place)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
