@@ -292,12 +292,13 @@ class PythonReplayer:
     def _oom(self, script: Script, index: int) -> None:
         calls = self._begin(script, index, True)
         size, stream, pool = script.size[index], script.stream[index], script.pool[index]
-        # Frees that completed just before were waited for: the allocator then asks the device only.
-        if self._allocator.fits(size, stream, pool) and (index == 0 or script.step[index - 1] != steps.COMPLETE):
-            self.tally.unexpected.add(index)
         if calls and calls[0][0] == SEGMENT_MAP:
             self._expect_nothing(size, stream, pool, index)
         self._give_back(script, index)
+        # What was freed just before may have been waited for: the allocator then asks the device only.
+        if (index == 0 or script.step[index - 1] not in {steps.COMPLETE, steps.FREE}) and self._allocator.fits(
+                size, stream, pool):
+            self.tally.unexpected.add(index)
         settings = self._allocator.settings
         if script.address[index] < settings.segment_size(settings.round_size(size)):  # else a memory fraction refused
             self._expect_nothing(size, stream, pool, index)

@@ -84,8 +84,8 @@ def all_told(found: Replay) -> bool:
 def test_every_fact_is_told(engine: str, seed: int, expandable: bool, max_split: int | None, divisions: int,
                             capacity: int, fraction: float | None, ring: int | None) -> None:
     """Addresses, device calls and OOMs come out, on a device that gives addresses again, whatever the settings."""
-    real = Real(capacity * MIB, expandable=expandable, max_split=max_split, divisions=divisions, fraction=fraction,
-                ring=ring, space=ROOMY)
+    real = Real(capacity * MIB, expandable=expandable, max_split=None if expandable else max_split,
+                divisions=divisions, fraction=fraction, ring=ring, space=ROOMY)
     program(real, seed, 400, waits=not expandable)
     found = replayed(real.recording(), told(real), engine)
     if ring is None or not expandable:
