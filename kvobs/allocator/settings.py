@@ -6,6 +6,7 @@ Source of every rule: ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/Alloc
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +21,10 @@ INTERVALS = 16  # roundup_power2_divisions: one value per power of two from 1 Mi
 NO_DIVISIONS = (0,) * INTERVALS
 # Known to PyTorch, without influence on where device memory goes.
 _ELSEWHERE = frozenset({
-    "backend", "graph_capture_record_stream_reuse", "pinned_max_cached_size_mb", "pinned_max_round_threshold_mb",
-    "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "pinned_use_background_threads",
-    "pinned_use_cuda_host_register", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"})
+    "backend", "graph_capture_record_stream_reuse", "pinned_free_catch_all", "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "throw_on_cudamalloc_oom"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +108,28 @@ def parse(conf: str) -> Settings:
         ValueError: an option that PyTorch does not know, or a value that it refuses.
     """
     found = Settings()
-    for part in re.split(r",(?![^\[]*\])", conf):
-        if not part.strip():
-            continue
-        key, separator, value = part.partition(":")
-        if not separator:
-            raise ValueError(f"'{part.strip()}' is not of the form option:value")
-        found = found.with_option(key.strip(), value)
+    for part in _parts(conf):
+        found = _changed(found, part)
     return found
+
+
+def _parts(conf: str) -> list[str]:
+    return [part for part in re.split(r",(?![^\[]*\])", conf) if part.strip()]
+
+
+def _changed(settings: Settings, part: str) -> Settings:
+    key, separator, value = part.partition(":")
+    if not separator:
+        raise ValueError(f"'{part.strip()}' is not of the form option:value")
+    return settings.with_option(key.strip(), value)
 
 
 def from_snapshot(told: dict[str, Any]) -> Settings:
     """The settings that a snapshot's ``allocator_settings`` describe; what it does not tell stays the default."""
-    try:
-        found = parse(str(told.get("PYTORCH_CUDA_ALLOC_CONF") or told.get("PYTORCH_ALLOC_CONF") or ""))
-    except ValueError:
-        found = Settings()  # newer options; the fields below are what was in force
+    found = Settings()
+    for part in _parts(str(told.get("PYTORCH_CUDA_ALLOC_CONF") or told.get("PYTORCH_ALLOC_CONF") or "")):
+        with suppress(ValueError):  # a newer option; the fields below are what was in force
+            found = _changed(found, part)
     split = told.get("max_split_size", -1)
     divisions = told.get("roundup_power2_divisions")
     return replace(

@@ -15,7 +15,7 @@ from kvobs.allocator import recording as rec
 from kvobs.allocator.recording import DeviceRecording
 from kvobs.allocator.replay import replay
 from kvobs.allocator.replayed import Replay
-from kvobs.allocator.settings import INTERVALS, Settings
+from kvobs.allocator.settings import INTERVALS, Settings, from_snapshot, parse
 from kvobs.allocator.state import ALLOCATED, PENDING
 from tests.real_histories import KIB, MIB, Piece, Real
 
@@ -279,3 +279,11 @@ def test_nonsense_is_never_an_exception(engine: str, seed: int, change: str) -> 
         said = Settings(expandable_segments=not said.expandable_segments, max_split_size=40 * MIB)
     found = replay(made, said, engine)
     assert found.usable is False or found.reason or all_told(found)
+
+
+def test_unknown_options_do_not_hide_the_known() -> None:
+    """Options of PyTorch 2.13 are known, and one that is newer leaves the others of the same line in force."""
+    newest = "throw_on_cudamalloc_oom:True,pinned_free_catch_all:True,pinned_use_hip_host_register:True"
+    assert parse(newest) == Settings()
+    said = {"PYTORCH_CUDA_ALLOC_CONF": "of_tomorrow:1,large_segment_size_mb:40", "expandable_segments": True}
+    assert from_snapshot(said) == Settings(large_segment_size=40 * MIB, expandable_segments=True)
