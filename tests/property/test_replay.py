@@ -12,7 +12,7 @@ from kvobs.allocator import settings as allocator_settings
 from kvobs.allocator.recording import OOM, DeviceRecording
 from kvobs.allocator.replay import replay
 from kvobs.allocator.replayed import Score
-from kvobs.allocator.state import State
+from kvobs.allocator.state import INACTIVE, State
 from tests.allocator_history import MIB, history
 from tests.support import ROOT
 
@@ -26,8 +26,12 @@ ENGINES = ("Python", "C++")
 
 
 def told(state: State) -> list[tuple[object, ...]]:
-    """A state without its stacks."""
-    return [(one.address, one.size, one.stream, one.small, one.expandable, [block[:4] for block in one.blocks])
+    """A state's segments and what lives in them, without stacks and without block sizes.
+
+    The size of a block that was allocated before the history and freed in it is recorded nowhere.
+    """
+    return [(one.address, one.size, one.stream, one.small, one.expandable,
+             [(block.address, block.requested, block.state) for block in one.blocks if block.state != INACTIVE])
             for one in state]
 
 
@@ -53,7 +57,7 @@ def test_a_history_is_reproduced_whatever_part_was_kept(engine: str, seed: int, 
     found = replay(made.device, parsed, available(engine))
     if not len(made.device.events):
         return
-    assert told(found.initial) == told(made.begin) or found.reason
+    assert told(found.initial) == told(made.begin)
     assert found.reason == "" or "no allocation" in found.reason, found.reason
     assert len(found.ooms) == made.ooms
     assert all(oom.reproduced for oom in found.ooms)
