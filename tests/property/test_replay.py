@@ -20,7 +20,8 @@ FOLDER = ROOT.parent / "shared" / "data" / "snapshots"
 CONFS = ("", "expandable_segments:True", "max_split_size_mb:25", "roundup_power2_divisions:4",
          "max_split_size_mb:64,expandable_segments:True", "max_split_size_mb:30,roundup_power2_divisions:8")
 # Recorded facts of the public files: allocations placed, device allocations.
-RECORDED = {"decomfl": (7946, 61), "wedsonlin_medium_512_inference": (1666, 0), "wedsonlin_medium_128_training": (6526, 0),
+RECORDED = {"decomfl": (7946, 61), "wedsonlin_medium_512_inference": (1666, 0),
+            "wedsonlin_medium_128_training": (6526, 0),
             "bcrafton": (2162, 0), "silmont_bf16": (937, 0), "silmont_mem": (36, 9)}
 ENGINES = ("Python", "C++")
 
