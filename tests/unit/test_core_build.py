@@ -77,6 +77,23 @@ def test_a_library_that_cannot_be_trusted_is_compiled_anew(counting: Path, tmp_p
 
 
 @needs_compiler
+@pytest.mark.parametrize("kept", [0.3, 0.9, 0.0], ids=["cut short", "cut short late", "zeros at the end"])
+def test_a_damaged_library_does_not_end_the_process(counting: Path, tmp_path: Path, kept: float) -> None:
+    """Half a library (the loader would die of a bus error in it) is told by its hash, and compiled anew."""
+    cache = tmp_path / "cache"
+    code = (f"import pathlib; from kvobs.allocator import _abi, _build\nprint(_abi.declare(_build.library("
+            f"[{str(counting)!r}], [pathlib.Path({str(cache)!r})])).kvobs_abi())")
+    for round_ in (1, 2):
+        ran = run_child([sys.executable, "-c", code], cwd=ROOT)
+        assert (ran.stdout, ran.returncode) == (f"{_abi.VERSION}\n", 0)
+        assert compiled(tmp_path) == round_
+        path, = cache.iterdir()
+        whole = path.read_bytes()
+        half = len(whole) // 2
+        path.write_bytes(whole[:int(len(whole) * kept)] if kept else whole[:half] + bytes(len(whole) - half))
+
+
+@needs_compiler
 def test_a_directory_that_others_can_write_is_not_used(counting: Path, tmp_path: Path) -> None:
     """Where others can write nothing is loaded from; the next directory serves, and with none there is a reason."""
     shared, own = tmp_path / "shared", tmp_path / "own"
