@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 MIB = 1 << 20
+_DIGITS = 40  # of a number in PYTORCH_ALLOC_CONF
+_MOST_MIB = 1 << 24  # 16 TiB; beyond it nothing changes any more, and sums of sizes must fit 64 bits
+_MOST_POWER = 1 << 30
 MIN_BLOCK = 512
 SMALL_SIZE = MIB  # the largest request of a small pool, after rounding
 SMALL_SEGMENT = 2 * MIB
@@ -155,9 +158,9 @@ def next_division(size: int, divisions: int) -> int:
 
 def _megabytes(least: int) -> Any:
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS) or int(text) < least:
             raise ValueError(f"'{text}' is not allowed; a whole number of MiB, {least} or more")
-        return int(text) * MIB
+        return min(int(text), _MOST_MIB) * MIB
     return read
 
 
@@ -182,9 +185,10 @@ def _flag(text: str) -> bool:
 
 
 def _power_of_two(text: str, what: str) -> int:
-    if not text.isdecimal() or not int(text) or int(text) & (int(text) - 1):
-        raise ValueError(f"'{text}' is no power of two, which {what} must be")
-    return int(text)
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else 0
+    if not 0 < value <= _MOST_POWER or value & (value - 1):
+        raise ValueError(f"'{text}' is no power of two up to {_MOST_POWER}, which {what} must be")
+    return value
 
 
 def _divisions(text: str) -> tuple[int, ...]:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvobs.allocator.core import run
+from kvobs.allocator.program import ALLOC, Program
 from kvobs.allocator.settings import MIB, NO_DIVISIONS, Settings, from_snapshot, next_division, parse
 
 # The configuration of PyTorch's own test of the parser (c10/test/core/AllocatorConfig_test.cpp), and what it expects.
@@ -85,3 +87,25 @@ def test_a_snapshots_settings() -> None:
                                            roundup_power2_divisions=(4,) * 16)
     assert from_snapshot({"max_split_size": -1}) == Settings()
     assert from_snapshot({}).roundup_power2_divisions == NO_DIVISIONS
+
+
+@pytest.mark.parametrize("option", ["max_split_size_mb", "large_segment_size_mb", "max_non_split_rounding_mb"])
+@pytest.mark.parametrize("told", ["17592186044416", "9" * 40])
+def test_sizes_beyond_64_bits_are_merely_large(option: str, told: str) -> None:
+    """A size of 2^64 bytes or more acts as one that no device has, alike in both engines (it does not wrap to 0)."""
+    program = Program()
+    for handle in range(30):
+        program.add(ALLOC, handle, 3 * MIB)
+    huge, large = (parse(f"{option}:{value}") for value in (told, "16777216"))
+    assert huge == large
+    figures = [run(program, huge, engine=engine).stats for engine in ("Python", "auto")]
+    assert figures[0] == figures[1]
+    assert figures[0].peak_allocated == 90 * MIB <= figures[0].peak_reserved
+
+
+@pytest.mark.parametrize("told", [f"roundup_power2_divisions:{1 << 62}", "roundup_power2_divisions:" + "1" * 5000,
+                                  "max_split_size_mb:" + "9" * 5000, "max_split_size_mb:\u0663\u0663"])
+def test_numbers_that_no_allocator_uses_are_refused(told: str) -> None:
+    """Powers whose products would not fit 64 bits, thousands of digits and other scripts' digits: one sentence."""
+    with pytest.raises(ValueError, match=r"is not allowed|is no power of two up to"):
+        parse(told)
