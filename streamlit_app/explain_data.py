@@ -25,6 +25,7 @@ from streamlit_app import units
 
 KEPT = 4  # files explained
 UPLOAD_MB = 500
+MOST_BYTES = 2 << 30  # of a file on this machine, as the readers allow
 AS_RECORDED = "as recorded"
 Progress = Callable[[float, str], None]
 
@@ -64,6 +65,18 @@ class Kept:
         return made
 
 
+def place_of(told: str) -> Path:
+    """The file that somebody means by a path, which may begin with ``~``.
+
+    Raises:
+        Unreadable: there is no such user.
+    """
+    try:
+        return Path(told).expanduser()
+    except RuntimeError:
+        raise Unreadable(f"{told} cannot be found: there is no such home directory.") from None
+
+
 def content_of(path: Path) -> str:
     """A hash of a file's bytes.
 
@@ -73,6 +86,10 @@ def content_of(path: Path) -> str:
     try:
         if not path.is_file():
             raise Unreadable(f"There is no file {path}.")
+        size = path.stat().st_size
+        if not 0 < size <= MOST_BYTES:  # also what the kernel shows as files, some of which never end
+            raise Unreadable(f"{path} cannot be read: it has {size:,} bytes, and from 1 to {MOST_BYTES:,} are "
+                             "allowed.")
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:

@@ -37,9 +37,9 @@ def _named() -> tuple[str, explain_data.Explained] | None:
     if not path.strip():
         st.info("Name a file, or upload one.")
         return None
-    place = Path(path.strip()).expanduser()
+    place = explain_data.place_of(path.strip())
     content = explain_data.content_of(place)
-    return content, _kept().get(content, functools.partial(_work_out, place, place.name))
+    return content, _kept().get(f"{content} {place.name}", functools.partial(_work_out, place, place.name))
 
 
 def _uploaded() -> tuple[str, explain_data.Explained] | None:
@@ -49,8 +49,11 @@ def _uploaded() -> tuple[str, explain_data.Explained] | None:
         st.info("Upload a file, or name one on this machine.")
         return None
     with explain_data.uploaded(source) as place:
-        content = explain_data.content_of(place)
-        return content, _kept().get(content, functools.partial(_work_out, place, source.name))
+        try:
+            content = explain_data.content_of(place)
+            return content, _kept().get(f"{content} {source.name}", functools.partial(_work_out, place, source.name))
+        except Unreadable as error:  # people know the upload by its own name
+            raise Unreadable(str(error).replace(str(place), source.name)) from None
 
 
 @st.cache_resource

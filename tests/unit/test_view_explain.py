@@ -103,11 +103,28 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, content: bytes | No
     assert sentence.endswith(".")
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "a\0b", "x" * 5_000])
+@pytest.mark.parametrize("path", ["/dev/zero", "a\0b", "x" * 5_000, "/proc/kcore", "/proc/kmsg"])
 def test_no_path_harms_the_page(path: str) -> None:
-    """Devices are not read, and names that no file can have give a sentence too."""
+    """Devices and endless files of the kernel are not read, and names that no file can have give a sentence too."""
     with pytest.raises(Unreadable, match=r"\.$"):
         explain_data.content_of(Path(path))
+
+
+def test_the_home_of_nobody_is_one_sentence() -> None:
+    """A path that begins with a user whom this machine does not know is refused on the page."""
+    found = started().text_input(key="explain-path").input("~no-such-user/x.pickle").run()
+    assert not found.exception
+    (sentence,) = [read(element.value) for element in found.error]
+    assert sentence == "~no-such-user/x.pickle cannot be found: there is no such home directory."
+
+
+def test_a_copy_is_shown_under_its_own_name(tmp_path: Path) -> None:
+    """The same content in another file is told with that file's name."""
+    first = dump(tmp_path / "first.pickle")
+    (tmp_path / "second.pickle").write_bytes(first.read_bytes())
+    for name in ("first", "second"):
+        captions = [read(element.value) for element in shown(tmp_path / f"{name}.pickle").caption]
+        assert any(caption.startswith(f"{name}.pickle: torch snapshot") for caption in captions)
 
 
 def test_what_if_is_compared(tmp_path: Path) -> None:
