@@ -220,7 +220,7 @@ class Arena:
                         self._unmap(chain)
                         if any(block.state != UNMAPPED for block in chain.blocks):
                             kept.append(chain)
-                    elif len(chain.blocks) > 1 or chain.blocks[0].state != INACTIVE:
+                    elif len(chain.blocks) != 1 or chain.blocks[0].state != INACTIVE:
                         kept.append(chain)
                     else:
                         self._give(chain.blocks[0].size)

@@ -62,7 +62,8 @@ def capacity_of(device: DeviceRecording, settings: Settings, refused: Sequence[i
     reserved = reserved_before(device.events, reserved_bytes(device))
     most = granted(device.events, reserved, settings)
     if OOM in device.events.action:
-        return Capacity(most, "The capacity is what was reserved at a recorded OOM plus what the device had left.")
+        return Capacity(max(most, 1), "The capacity is what was reserved at a recorded OOM plus what the device had "
+                        "left.")
     if refused:
         return Capacity(max(min(refused) - 1, most), "The capacity is estimated: the device gave less than this where "
                         "memory had to be given back before a request could be served.")

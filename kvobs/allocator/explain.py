@@ -12,7 +12,7 @@ from kvobs.allocator.held import forced, held
 from kvobs.allocator.holders import Attribution, Holder, frame_text, holders
 from kvobs.allocator.pinning import Pin, pins
 from kvobs.allocator.recording import OOM, SEGMENT_UNMAP, DeviceRecording, Recording, Usage
-from kvobs.allocator.replay import replay
+from kvobs.allocator.replay import OOM_STATES, replay
 from kvobs.allocator.replayed import RecordedOom, Replay, Score
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
@@ -91,7 +91,10 @@ def _device(recording: Recording, device: DeviceRecording, settings: Settings, r
     allocated = sum(block.size for block in blocks if block.state == ALLOCATED)
     pending = sum(block.size for block in blocks if block.state == PENDING)
     peaks = (Peaks(max(replayed.reserved), max(replayed.allocated), max(replayed.active)) if usable else None)
-    verdicts = [_oom(recording, device, settings, replayed, oom) for oom in replayed.ooms]
+    changed = max((event for event, action in enumerate(device.events.action) if _changes(action)), default=-1)
+    late = len(replayed.ooms) - OOM_STATES
+    verdicts = [_oom(recording, device, settings, replayed, oom, oom.event > changed and index >= late)
+                for index, oom in enumerate(replayed.ooms)]
     last = replayed.ooms[-1] if replayed.ooms else None
     wanted = Wanted(last.requested, last.stream, last.pool) if last is not None and last.requested > 0 else None
     wasted = asdict(waste(state, settings).total)
@@ -133,19 +136,24 @@ def _device(recording: Recording, device: DeviceRecording, settings: Settings, r
     }
 
 
+def _changes(action: int) -> bool:
+    """Whether an event changes the state."""
+    return action != OOM and action <= SEGMENT_UNMAP
+
+
 def _oom(recording: Recording, device: DeviceRecording, settings: Settings, replayed: Replay,
-         oom: RecordedOom) -> dict[str, Any]:
+         oom: RecordedOom, quiet: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "event": oom.event, "time_us": oom.time_us if oom.time_us >= 0 else None, "requested_bytes": oom.requested,
         "device_free_bytes": oom.device_free, "stream": oom.stream, "verdict": None, "evidence": {}, "sentence": "",
         "note": "", "reproduced": oom.reproduced}
-    quiet = all(action == OOM or action > SEGMENT_UNMAP for action in device.events.action[oom.event:])
     if quiet:  # nothing changed since: the last state is that of the OOM
         oom = RecordedOom(oom.event, oom.requested, oom.stream, oom.pool, oom.device_free, oom.time_us, device.state)
     elif not replayed.usable:
         return told | {"note": f"The state at this moment is not known: {replayed.reason}."}
     if oom.state is None:
-        return told | {"note": "Only the first 64 out-of-memory events of a file are judged."}
+        return told | {"note": f"Only the first {OOM_STATES} out-of-memory events of a device are judged, and as many "
+                                "of the last where nothing followed them."}
     found, note = judge_oom(oom, settings)
     return told | _judgement(recording, found) | {"note": note}
 

@@ -91,21 +91,24 @@ def _replayer(settings: Settings, state: State, pages: list[Pages], engine: str)
 def _run(replayer: Replayer, script: Script, device: DeviceRecording, pools: array[int]) -> list[RecordedOom]:
     """Replay everything, with a stop at each OOM to look at the state."""
     found: list[RecordedOom] = []
-    events, at, seen = device.events, 0, 0
+    events, at, seen, done = device.events, 0, 0, 0
     stacks = {block.address: block.stack for segment in device.state for block in segment.blocks}
     while True:
         try:
             stop = script.step.index(steps.OOM, at) + 1
         except ValueError:
-            replayer.run(script, at, len(script))
+            replayer.run(script, max(at, done), len(script))
             return found
-        replayer.run(script, at, stop)
-        step = stop - 1
-        event = script.event[step]
         state = None
         if len(found) < OOM_STATES:
+            replayer.run(script, at, stop)
             seen = _remember(stacks, script, events.stack, seen, stop)
             state = _with_stacks(replayer.snapshot(), stacks)
+        elif done < stop:  # nothing more to stop for
+            replayer.run(script, at, len(script))
+            done = len(script)
+        step = stop - 1
+        event = script.event[step]
         found.append(RecordedOom(event, events.size[event], events.stream[event], pools[event],
                                  events.address[event], events.time_us[event], state,
                                  step not in replayer.tally.unexpected))

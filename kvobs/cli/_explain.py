@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvobs.allocator.recording import Recording
 
 ENGINES = ("auto", "C++", "Python")
+MOST_OOMS = 64  # told one by one
 
 
 def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torch (.pickle, .json, .gz), a memory "
@@ -55,7 +56,7 @@ def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torc
         try:
             explained = explain_recording(recording, asked, engine, tell)
         except ValueError as error:
-            raise Refused(f"{error}.") from None
+            raise Refused(str(error)) from None
         if html is not None:
             from kvobs.allocator.report import write_html
 
@@ -136,10 +137,12 @@ def _device(device: dict[str, Any]) -> None:
         f"(largest block {size_text(device['largest_free_bytes'])}), "
         f"{size_text(device['pending_free_bytes'])} pending")
     say(f"  {replay_text(device['replay'])}")
-    for oom in device["ooms"]:
+    for oom in device["ooms"][:MOST_OOMS]:
         say(f"  Out of memory at event {oom['event']:,}: {size_text(oom['requested_bytes'])} requested, the device "
             f"had {size_text(oom['device_free_bytes'])}: {oom['verdict'] or 'no verdict'}. {oom['sentence']} "
             f"{oom['note']}".rstrip())
+    if len(device["ooms"]) > MOST_OOMS:
+        say(f"  {len(device['ooms']) - MOST_OOMS:,} more times out of memory; --json tells all.")
     for asked in device["requests"]:
         say(f"  A request of {size_text(asked['requested_bytes'])} now: {asked['verdict']}. {asked['sentence']}")
     reserved = device["reserved_bytes"] or 1

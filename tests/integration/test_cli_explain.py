@@ -258,3 +258,42 @@ def test_the_page_never_takes_the_files_place(tmp_path: Path, capsys: pytest.Cap
         assert main(["explain", str(made), "--html", str(page)]) == 2
         assert "take the place" in capsys.readouterr().err
     assert made.read_bytes() == before
+
+
+def test_very_many_ooms_cost_little_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of 20,000 failed requests at the end is told in the JSON, the first and last of them with a verdict, and
+    people are told how many more there are.
+    """
+    allocator = RecordingAllocator(capacity=20 * MIB)
+    allocator.alloc(4 * MIB)
+    for _ in range(20_000):
+        with pytest.raises(OutOfMemory):
+            allocator.alloc(60 * MIB)
+    allocator.dump(tmp_path / "made.pickle")
+    device, = explain(capsys, tmp_path / "made.pickle")["devices"]
+    assert len(device["ooms"]) == 20_000
+    judged = [index for index, oom in enumerate(device["ooms"]) if oom["verdict"] == "CAPACITY"]
+    assert judged == [*range(64), *range(20_000 - 64, 20_000)]
+    assert all(oom["verdict"] or "are judged" in oom["note"] for oom in device["ooms"])
+    assert all(oom["reproduced"] for oom in device["ooms"])
+    assert main(["explain", str(tmp_path / "made.pickle")]) == 0
+    assert "19,936 more times out of memory" in capsys.readouterr().out
+
+
+def test_a_segment_without_blocks_serves_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes that the file puts in no block are unexplained, and no request is served from them or by returning them."""
+    (tmp_path / "made.json").write_text(json.dumps({"device_traces": [[]], "segments": [{
+        "device": 0, "address": 200 * MIB, "total_size": 20 * MIB, "stream": 0, "segment_type": "large",
+        "blocks": []}]}))
+    device, = explain(capsys, tmp_path / "made.json", "--request", "8MiB", "--device-free", "0")["devices"]
+    assert device["waste"]["unexplained_bytes"] == device["reserved_bytes"] == 20 * MIB
+    assert device["requests"][0]["verdict"] == "CAPACITY"
+
+
+def test_a_refusal_ends_with_one_full_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is switched off is refused in one sentence."""
+    fragmented().dump(tmp_path / "made.pickle")
+    monkeypatch.setenv("KVOBS_NATIVE", "off")
+    assert main(["explain", str(tmp_path / "made.pickle"), "--engine", "C++"]) == 2
+    assert capsys.readouterr().err == "kvobs: The C++ core is switched off (KVOBS_NATIVE=off).\n"

@@ -143,3 +143,12 @@ def test_the_command_is_one_of_kvobs(bursts: Path) -> None:
     ran = run_child([sys.executable, "-m", "kvobs", "whatif", bursts, "--set", "expandable_segments=True", "--json"])
     assert (ran.returncode, ran.stderr) == (0, "")
     assert json.loads(ran.stdout)["devices"][0]["after"]["peak_reserved_bytes"] == 140 * MIB
+
+
+def test_a_device_that_had_nothing_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file whose only event is an OOM with nothing reserved and nothing left is compared: the OOM stays one."""
+    (tmp_path / "made.json").write_text(json.dumps({"segments": [], "device_traces": [[
+        {"action": "oom", "size": 512, "stream": 0, "device_free": 0, "time_us": 1, "frames": []}]]}))
+    assert main(["whatif", str(tmp_path / "made.json"), "--json"]) == 0
+    device, = json.loads(capsys.readouterr().out)["devices"]
+    assert (device["before"]["ooms"], device["after"]["ooms"], device["recorded"]["ooms"]) == (1, 1, 1)
