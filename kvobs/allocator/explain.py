@@ -91,7 +91,8 @@ def _device(recording: Recording, device: DeviceRecording, settings: Settings, r
     allocated = sum(block.size for block in blocks if block.state == ALLOCATED)
     pending = sum(block.size for block in blocks if block.state == PENDING)
     peaks = (Peaks(max(replayed.reserved), max(replayed.allocated), max(replayed.active)) if usable else None)
-    changed = max((event for event, action in enumerate(device.events.action) if _changes(action)), default=-1)
+    actions = device.events.action
+    changed = next((event for event in range(len(actions) - 1, -1, -1) if _changes(actions[event])), -1)
     late = len(replayed.ooms) - OOM_STATES
     verdicts = [_oom(recording, device, settings, replayed, oom, oom.event > changed and index >= late)
                 for index, oom in enumerate(replayed.ooms)]
