@@ -39,6 +39,7 @@ class History:
     settings: Settings
     begin: State  # the true state where the (shortened) history begins
     ooms: int
+    emptied: int  # how often the program emptied the cache
 
 
 def history(seed: int, settings: Settings, capacity: int | None, operations: int, kept: int | None = None,
@@ -49,7 +50,7 @@ def history(seed: int, settings: Settings, capacity: int | None, operations: int
     allocator = RecordingAllocator(settings, capacity, space=1 << 40)
     live: list[int] = []
     begin: State = ()
-    first = 0
+    first = emptied = 0
     for operation in range(operations):
         if kept is not None and operation == operations - kept:
             begin, first = allocator.snapshot(), len(allocator.history)
@@ -68,5 +69,6 @@ def history(seed: int, settings: Settings, capacity: int | None, operations: int
             allocator.advance(chance.choice(streams))
         else:
             allocator.empty_cache()
+            emptied += 1
     events = events_of(itertools.islice(allocator.history, first, None))
-    return History(DeviceRecording(0, allocator.snapshot(), events), settings, begin, events.action.count(rec.OOM))
+    return History(DeviceRecording(0, allocator.snapshot(), events), settings, begin, events.action.count(rec.OOM), emptied)

@@ -202,9 +202,11 @@ class PythonReplayer:
         address, size = script.address[index], script.size[index]
         stream, pool = script.stream[index], script.pool[index]
         calls = self._begin(script, index, False)
+        in_need = device.gives_back() and not allocator.fits(size, stream, pool)
         self._give_back(script, index)
         tally.addresses[0] += 1
-        given = self._request(size, stream, pool, retried=len(device.calls) < len(calls) or index == 0)
+        retried = len(device.calls) < len(calls) or index == 0
+        given = self._request(size, stream, pool, in_need, retried)
         if calls:
             tally.forced.append(index)
         if given == address and not device.calls and not device.extra:
@@ -252,11 +254,12 @@ class PythonReplayer:
             self.tally.lost += 1
         self._allocator.set(settings)
 
-    def _request(self, size: int, stream: int, pool: int, retried: bool) -> int | None:
-        """Ask the twin. ``retried``: the cache was released just now, or the history begins in the middle of this
-        request; if the recording goes to the device all the same, what fits now had been pending then.
+    def _request(self, size: int, stream: int, pool: int, in_need: bool, retried: bool) -> int | None:
+        """Ask the twin. ``in_need``: the cache was released for this request, which then asks the device only.
+        ``retried``: it was released just now, or the history begins in the middle of this request; if the recording
+        goes to the device all the same, what fits now had been pending then.
         """
-        if retried and self._device.calls and self._allocator.fits(size, stream, pool):
+        if in_need or (retried and self._device.calls and self._allocator.fits(size, stream, pool)):
             return self._allocator.alloc_from_device(size, stream, pool)
         try:
             return self._allocator.alloc(size, stream, pool)
