@@ -71,4 +71,5 @@ def history(seed: int, settings: Settings, capacity: int | None, operations: int
             allocator.empty_cache()
             emptied += 1
     events = events_of(itertools.islice(allocator.history, first, None))
-    return History(DeviceRecording(0, allocator.snapshot(), events), settings, begin, events.action.count(rec.OOM), emptied)
+    device = DeviceRecording(0, allocator.snapshot(), events)
+    return History(device, settings, begin, events.action.count(rec.OOM), emptied)
