@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kvobs.allocator.chains import IsKV
-from kvobs.allocator.demand import Demand
+from kvobs.allocator.demand import RecordedDemand
 from kvobs.allocator.growth import Growth
 from kvobs.allocator.recording import Recording
 from kvobs.allocator.replayed import Replay
@@ -46,7 +46,7 @@ class Found:
     line: str
 
 
-def search(case: Case, demand: Demand, growth: str, engine: str = "auto",
+def search(case: Case, demand: RecordedDemand, growth: str, engine: str = "auto",
            progress: Callable[[int, int], None] | None = None) -> Found:
     """Run a demand under every candidate. ``progress`` is told how many are done and how many there are."""
     settings = list(candidates(case.settings, case.limit is not None))
@@ -104,6 +104,12 @@ def _changes(base: Settings, other: Settings) -> int:
     return sum(getattr(base, name) != getattr(other, name) for name in names)
 
 
+def _saved_ns(before: Candidate, best: Candidate) -> list[int]:
+    """By each source of costs that tells about both."""
+    old, new = ({one.source: one.ns for one in each.figures.call_time if one.ns is not None} for each in (before, best))
+    return [old[source] - new[source] for source in old if source in new]
+
+
 def _sentence(before: Candidate, best: Candidate) -> str:
     if best is before:
         return "None of the settings that were tried is better than those the search began with (modelled)."
@@ -115,7 +121,8 @@ def _sentence(before: Candidate, best: Candidate) -> str:
     if saved:
         words.append(f"a peak of reserved memory that is {abs(saved) / MIB:,.1f} MiB "
                      f"({abs(saved) / before.rank[1]:.1%}) {'lower' if saved > 0 else 'higher'}")
-    if best.rank[2] != before.rank[2]:
-        less = before.rank[2] > best.rank[2]
-        words.append(f"{'less' if less else 'more'} time in calls to the device (estimated)")
+    differences = {saved > 0 for saved in _saved_ns(before, best) if saved}
+    if differences:
+        less = "less or more, by the device," if len(differences) > 1 else "less" if True in differences else "more"
+        words.append(f"{less} time in calls to the device (estimated)")
     return f"The best of the settings that were tried gives {', '.join(words)} (modelled)."

@@ -67,6 +67,20 @@ def test_fewer_ooms_count_more_than_less_memory() -> None:
     assert [change.after for change in comparison.verdicts_changed if change.before != SUCCEEDS] == []
 
 
+def test_times_that_sources_see_differently_are_not_called_less() -> None:
+    """Eight cudaMallocs fewer and pages that are mapped instead: by the fast source (364.5 us a call, 193 us a page)
+    that costs more, by the slow one (5,458 us and 568 us) less, and the sentence says both.
+    """
+    recording = bursts(16, 32)
+    case = case_of(recording, recording.devices[0])
+    found = search(case, case.demand, "as recorded", "Python")
+    (fast, slow), (fast_after, slow_after) = (
+        [estimate.ns or 0 for estimate in each.figures.call_time] for each in (found.before, found.best))
+    assert fast_after > fast
+    assert slow_after < slow
+    assert "less or more, by the device, time in calls" in found.sentence
+
+
 def test_every_candidate_is_one_that_pytorch_accepts() -> None:
     """Each candidate's line parses to the candidate; the settings in force come first, and none comes twice."""
     base = parse("max_split_size_mb:64,per_process_memory_fraction:0.9,large_segment_size_mb:40")
