@@ -91,16 +91,17 @@ def _device(recording: Recording, device: DeviceRecording, settings: Settings, r
     allocated = sum(block.size for block in blocks if block.state == ALLOCATED)
     pending = sum(block.size for block in blocks if block.state == PENDING)
     peaks = (Peaks(max(replayed.reserved), max(replayed.allocated), max(replayed.active)) if usable else None)
+    attribution = Attribution(recording.stacks)
     actions = device.events.action
     changed = next((event for event in range(len(actions) - 1, -1, -1) if _changes(actions[event])), -1)
     late = len(replayed.ooms) - OOM_STATES
     verdicts = [_oom(recording, device, settings, replayed, oom, oom.event > changed and index >= late)
+                | _asker(device, oom, attribution)
                 for index, oom in enumerate(replayed.ooms)]
     last = replayed.ooms[-1] if replayed.ooms else None
     wanted = Wanted(last.requested, last.stream, last.pool) if last is not None and last.requested > 0 else None
     wasted = asdict(waste(state, settings).total)
     reserved = wasted.pop("reserved_bytes")
-    attribution = Attribution(recording.stacks)
     now = holders(state, recording.stacks, SHOWN, attribution)
     over_time = held(recording, device, replayed) if usable else None
     return {
@@ -118,7 +119,7 @@ def _device(recording: Recording, device: DeviceRecording, settings: Settings, r
         "about_definitions": [{name: value for name, value in asdict(found).items() if name != "value"}
                               for found in definitions(state, settings, peaks, wanted)],
         "waste": {"requested_bytes": wasted.pop("allocated_bytes")} | wasted,
-        "pins": [_pin(recording, pin) for pin in pins(state, settings)[:SHOWN]],
+        "pins": [_pin(recording, pin) | {"label": _label(attribution, pin)} for pin in pins(state, settings)[:SHOWN]],
         "replay": {"events": len(device.events), "addresses": _score(replayed.addresses),
                    "device_allocs": _score(replayed.device_allocs), "device_frees": _score(replayed.device_frees),
                    "usable": usable, "reason": replayed.reason, "engine": replayed.engine},
@@ -159,6 +160,12 @@ def _oom(recording: Recording, device: DeviceRecording, settings: Settings, repl
     return told | _judgement(recording, found) | {"note": note}
 
 
+def _asker(device: DeviceRecording, oom: RecordedOom, attribution: Attribution) -> dict[str, str | None]:
+    """Whose request failed (None without a stack), and for what; torch records the stack of an OOM like any other."""
+    place = attribution.groups[attribution.group(device.events.stack[oom.event], oom.requested)]
+    return {"kind": place.kind, "label": None if place.frame is None else place.label}
+
+
 def _hypothetical(recording: Recording, state: State, settings: Settings, asked: Hypothetical) -> dict[str, Any]:
     found = judge(state, settings, asked.request, asked.device_free)
     return {"requested_bytes": asked.request.size, "stream": asked.request.stream, "pool": asked.request.pool,
@@ -179,6 +186,10 @@ def _pin(recording: Recording, pin: Pin) -> dict[str, Any]:
     return {"address": pin.address, "size_bytes": pin.size_bytes, "held_back_bytes": pin.held_back_bytes,
             "blocks": pin.blocks, "block_address": pin.block.address, "block_bytes": pin.block.size,
             "frames": [f"{name} ({file}:{line})" for file, line, name in frames[:SHOWN]]}
+
+
+def _label(attribution: Attribution, pin: Pin) -> str:
+    return attribution.groups[attribution.group(pin.block.stack, pin.block.requested)].label
 
 
 def _holder(holder: Holder) -> dict[str, Any]:

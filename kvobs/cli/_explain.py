@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "C++", "Python")
 MOST_OOMS = 64  # told one by one
+MOST_HOLDERS = 10
+MOST_PINS = 5
 
 
 def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torch (.pickle, .json, .gz), a memory "
@@ -31,13 +34,19 @@ def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torc
             as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
             html: Annotated[Path | None, typer.Option(help="Write a page with pictures (one file) here.",
                                                       show_default=False)] = None,
-            request: Annotated[str | None, typer.Option(help="Judge a request of this size too, for instance 512MiB.",
+            request: Annotated[str | None, typer.Option(help="Judge a request of this size too, for instance 512MiB, "
+                                                             "asked of the file's last state.",
                                                         show_default=False)] = None,
             stream: Annotated[int, typer.Option(help="The stream of that request.")] = 0,
             device_free: Annotated[str | None, typer.Option(help="What the device has left then, for instance 2GiB.",
                                                             show_default="unknown")] = None,
-            engine: Annotated[str, typer.Option(help="auto, C++ or Python.")] = "auto") -> None:
-    """Explain a memory snapshot: what failed and why, who held what, how far the replay agrees."""
+            engine: Annotated[str, typer.Option(help="What replays: auto, C++ or Python (slower, says the same).")
+                              ] = "auto") -> None:
+    """Explain a memory snapshot: what failed and why, who held what, how far the replay agrees.
+
+    torch.cuda.memory._record_memory_history() begins the history, torch.cuda.memory._dump_snapshot(FILE) writes the
+    file. What other settings would have done: kvobs whatif FILE --search.
+    """
     from kvobs.allocator.explain import Hypothetical
     from kvobs.allocator.explain import explain as explain_recording
     from kvobs.allocator.verdict import Request
@@ -106,15 +115,16 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def _tell(document: dict[str, Any]) -> None:
     say(f"{document['file']}: {document['schema']}")
-    say(f"Settings: {_settings(document['settings'])}")
+    if document["devices"]:
+        say(f"Settings: {_settings(document['settings'])}")
     for note in document["notes"]:
         say(f"Note: {note}")
     for device in document["devices"]:
         print()
         _device(device)
     if document["device_calls"]:
-        print("\nCalls for device memory")
-        print_table(("call", "calls", "median us", "p95 us", "longest us", "first us"), [
+        print("\nCalls for device memory (the first of a process may contain the making of its context)")
+        print_table(("call", "calls", "median us", "p95 us", "longest us", "first call us"), [
             (call["name"], f"{call['count']:,}", *(f"{call[name] / 1000:,.1f}"
                                                    for name in ("median_ns", "p95_ns", "max_ns", "first_ns")))
             for call in document["device_calls"]])
@@ -122,9 +132,14 @@ def _tell(document: dict[str, Any]) -> None:
         peaks = [f"{name} {size_text(usage[key])}" for name, key in (
             ("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")) if (usage[key] or -1) >= 0]
         print()
-        say(f"Usage of {usage['device']}: {usage['samples']:,} samples, peak {', '.join(peaks) or 'not told'}")
+        named = "a device that the file does not name" if usage["device"] == "unknown" else usage["device"]
+        say(f"Usage of {named}: {usage['samples']:,} samples, peak {', '.join(peaks) or 'not told'}"
+            + ("; of each category at a time of its own:" if usage["peak_by_category_bytes"] else ""))
         for name, value in sorted(usage["peak_by_category_bytes"].items(), key=lambda pair: -pair[1]):
             say(f"  {name}: peak {size_text(value)}")
+    if any(device["ooms"] for device in document["devices"]):
+        print()
+        say(f"What would other settings have done? kvobs whatif {shlex.quote(document['file'])} --search")
 
 
 def _settings(conf: str | None) -> str:
@@ -132,38 +147,51 @@ def _settings(conf: str | None) -> str:
 
 
 def _device(device: dict[str, Any]) -> None:
-    say(f"Device {device['device']}: {size_text(device['reserved_bytes'])} reserved in {device['segments']:,} "
-        f"segments, {size_text(device['allocated_bytes'])} allocated, {size_text(device['free_bytes'])} free "
-        f"(largest block {size_text(device['largest_free_bytes'])}), "
+    say(f"Device {device['device']}, last state: {size_text(device['reserved_bytes'])} reserved in "
+        f"{device['segments']:,} segments, {size_text(device['allocated_bytes'])} allocated, "
+        f"{size_text(device['free_bytes'])} free (largest block {size_text(device['largest_free_bytes'])}), "
         f"{size_text(device['pending_free_bytes'])} pending")
     say(f"  {replay_text(device['replay'])}")
     for oom in device["ooms"][:MOST_OOMS]:
-        say(f"  Out of memory at event {oom['event']:,}: {size_text(oom['requested_bytes'])} requested, the device "
-            f"had {size_text(oom['device_free_bytes'])}: {oom['verdict'] or 'no verdict'}. {oom['sentence']} "
-            f"{oom['note']}".rstrip())
+        asker = f" by {oom['label']} ({oom['kind']})" if oom["label"] else ""
+        say(f"  Out of memory at event {oom['event']:,}: {size_text(oom['requested_bytes'])} requested{asker}, the "
+            f"device had {size_text(oom['device_free_bytes'])} left: {oom['verdict'] or 'no verdict'}. "
+            f"{oom['sentence']} {oom['note']}".rstrip())
     if len(device["ooms"]) > MOST_OOMS:
         say(f"  {len(device['ooms']) - MOST_OOMS:,} more times out of memory; --json tells all.")
+    if not device["ooms"]:
+        print("  No out-of-memory event is recorded.")
     for asked in device["requests"]:
         say(f"  A request of {size_text(asked['requested_bytes'])} now: {asked['verdict']}. {asked['sentence']}")
+    _tables(device)
+
+
+def _tables(device: dict[str, Any]) -> None:
+    from kvobs.allocator.report import MEANING
+
     reserved = device["reserved_bytes"] or 1
     print("\nWhere the reserved bytes are")
-    print_table(("part", "bytes", "share"), [
-        (name.removesuffix("_bytes").replace("_", " "), f"{value:,}", f"{value / reserved:.1%}")
-        for name, value in device["waste"].items()])
+    print_table(("part", "size", "bytes", "share", "what it is"), [
+        (name.replace("_", " "), size_text(value), f"{value:,}", f"{value / reserved:.1%}", MEANING[name])
+        for name, value in ((name.removesuffix("_bytes"), value) for name, value in device["waste"].items())])
     if device["holders"]:
         print("\nWho holds them (kinds are estimated from stack frames)")
-        print_table(("kind", "bytes", "blocks", "share", "where"), [
-            (one["kind"], f"{one['bytes']:,}", f"{one['blocks']:,}", f"{one['share']:.1%}", one["label"])
-            for one in device["holders"][:10]])
+        print_table(("kind", "size", "bytes", "blocks", "share", "where"), [
+            (one["kind"], size_text(one["bytes"]), f"{one['bytes']:,}", f"{one['blocks']:,}", f"{one['share']:.1%}",
+             one["label"]) for one in device["holders"][:MOST_HOLDERS]])
+        if further := device["holders"][MOST_HOLDERS:]:
+            rest = device["other_holders"]
+            say(f"and {len(further) + rest['holders']:,} more with "
+                f"{size_text(sum(one['bytes'] for one in further) + rest['bytes'])}")
     if device["pins"]:
-        print("\nWhat keeps free memory from being returned")
+        print("\nWhat keeps free memory from being returned (the segments that hold back most)")
         print_table(("segment", "held back", "by", "where"), [
             (f"{pin['address']:#x}", size_text(pin["held_back_bytes"]),
              f"{pin['blocks']} block{'s' * (pin['blocks'] != 1)}, one of {size_text(pin['block_bytes'])}",
-             pin["frames"][0] if pin["frames"] else "no stack") for pin in device["pins"][:5]])
+             pin["label"]) for pin in device["pins"][:MOST_PINS]])
     print("\nPublished definitions of fragmentation; none of them decides")
     print_table(("definition", "value", "formula"), [
-        (f"{about['name']} ({about['owner']})", _value(device["definitions"][about["name"]], about), about["formula"])
+        (f"{about['name']} ({about['owner']})", *_value(device["definitions"][about["name"]], about))
         for about in device["about_definitions"]])
 
 
@@ -177,7 +205,8 @@ def replay_text(replay: dict[str, Any]) -> str:
             + (f"; {replay['reason']}." if replay["reason"] else "."))
 
 
-def _value(value: float | None, about: dict[str, Any]) -> str:
+def _value(value: float | None, about: dict[str, Any]) -> tuple[str, str]:
+    """The value and the formula, or why there is no value."""
     if value is None:
-        return f"none: {about['reason']}"
-    return f"{value:,.0f} B" if about["unit"] == "By" else f"{value:.4f}"
+        return "none", f"{about['formula']}. {about['reason']}"
+    return f"{value:,.0f} B" if about["unit"] == "By" else f"{value:.4f}", about["formula"]

@@ -114,8 +114,10 @@ def _device(found: explain_data.Explained, index: int) -> None:
         st.info("No out-of-memory event is recorded on this device.")
     for oom in device["ooms"][:OOMS]:
         words = " ".join(filter(None, (oom["sentence"], oom["note"])))
-        st.error(f"**{units.plain(oom['verdict'] or 'Not judged')}**: {units.size(oom['requested_bytes'])} requested, "
-                 f"the device had {units.size(oom['device_free_bytes'])} left. {units.plain(words)}")
+        asker = f" by {units.plain(oom['label'][:160])} ({oom['kind']})" if oom["label"] else ""
+        st.error(f"**{units.plain(oom['verdict'] or 'Not judged')}**: {units.size(oom['requested_bytes'])} requested"
+                 f"{asker}, the device had {units.size(oom['device_free_bytes'])} left. "
+                 f"{units.plain(words)}")
     st.subheader("Where the reserved bytes are")
     reserved = device["reserved_bytes"]
     st.table([{"class": name.replace("_", " "), "bytes": units.size(device["waste"][f"{name}_bytes"]),

@@ -124,6 +124,37 @@ def test_people_read_the_verdict_and_the_score(tmp_path: Path, capsys: pytest.Ca
     assert "FRAGMENTED" in text
     assert "40/40 addresses" in text
     assert "104,857,600" in text
+    assert "60.00 MiB requested by" not in text  # no stack was recorded for it
+    assert f"kvobs whatif {tmp_path / 'oom.pickle'} --search" in text
+
+
+def test_whose_request_failed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The frames of the request that failed give who asked and for what, those of pinned blocks who holds back."""
+    allocator = fragmented()
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(60 * MIB, frames=CACHE)
+    with pytest.raises(OutOfMemory):
+        allocator.alloc(61 * MIB)
+    allocator.dump(tmp_path / "oom.pickle")
+    device, = explain(capsys, tmp_path / "oom.pickle")["devices"]
+    asker = "cache_utils.py:120 update (from serve.py:10 generate)"
+    assert [(oom["label"], oom["kind"]) for oom in device["ooms"]] == [(asker, "kv"), (None, "unknown")]
+    assert {pin["label"] for pin in device["pins"]} == {asker}
+    assert main(["explain", str(tmp_path / "oom.pickle")]) == 0
+    text = capsys.readouterr().out
+    assert f"60.00 MiB requested by {asker} (kv), the device had 40.00 MiB left: FRAGMENTED" in text
+    assert "61.00 MiB requested, the device had" in text
+
+
+def test_without_an_oom_the_text_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No request failed: that is a sentence, what-if is not proposed, and a definition without a value has a reason."""
+    fragmented().dump(tmp_path / "state.pickle")
+    assert main(["explain", str(tmp_path / "state.pickle")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  No out-of-memory event is recorded." in lines
+    assert not any("whatif" in line for line in lines)
+    extfrag, = (line for line in lines if line.startswith("extfrag"))
+    assert extfrag.endswith("It is defined for a request, and none was given.")
 
 
 def test_the_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

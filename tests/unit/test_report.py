@@ -126,7 +126,8 @@ def test_the_pages_columns_are_the_files(tmp_path: Path) -> None:
     assert sum(part[1] for part in device["waste"]["parts"]) == sum(segment.size for segment in state)
     assert column("d", device["timeline"]["lines"]["reserved"]["last"])[-1] == sum(segment.size for segment in state)
     assert device["score"] == "Replay: 8/8 addresses, 3/3 device allocations, 1/1 device frees reproduced."
-    assert [(oom["verdict"], oom["requested"]) for oom in device["ooms"]] == [("CAPACITY", 256 * MIB)]
+    assert [(oom["verdict"], oom["requested"], oom["asker"]) for oom in device["ooms"]] == [
+        ("CAPACITY", 256 * MIB, "linear.py:134 forward (from serve.py:20 answer) (activation)")]
 
 
 def column(kind: str, encoded: str) -> list[float]:

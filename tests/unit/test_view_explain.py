@@ -59,7 +59,8 @@ def test_a_file_is_explained(tmp_path: Path) -> None:
         "Reserved": "30.00 MiB", "Allocated": "16.00 MiB", "Pending free": "0 B", "Free": "14.00 MiB",
         "Largest free": "9.00 MiB"}
     (verdict,) = [read(element.value) for element in found.error]
-    assert verdict.startswith("**CAPACITY**: 256.00 MiB requested, the device had 34.00 MiB left.")
+    assert verdict.startswith("**CAPACITY**: 256.00 MiB requested by linear.py:134 forward (from serve.py:20 answer) "
+                              "(activation), the device had 34.00 MiB left.")
     waste, holders, definitions = (table.value for table in found.table)
     assert sum(int(value.split()[0].replace(",", "")) for value in waste["exactly"]) == 30 * MIB
     assert holders["kind"].tolist() == ["weights", "kv"]

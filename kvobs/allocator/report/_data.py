@@ -112,7 +112,8 @@ def packed_column(kind: str, values: Iterable[int] | Iterable[float]) -> str:
 def _oom(told: Mapping[str, Any]) -> dict[str, Any]:
     facts = [[name.removesuffix("_bytes").replace("_", " "), value] for name, value in told["evidence"].items()
              if name.endswith("_bytes") and value is not None]
-    return {"requested": told["requested_bytes"], "device_free": told["device_free_bytes"],
+    asker = f"{text(told['label'])} ({told['kind']})" if told["label"] else None
+    return {"requested": told["requested_bytes"], "asker": asker, "device_free": told["device_free_bytes"],
             "verdict": told["verdict"], "sentence": " ".join(filter(None, (told["sentence"], told["note"]))),
             "facts": facts, "event": told["event"]}
 

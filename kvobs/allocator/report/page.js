@@ -20,10 +20,12 @@ function verdicts(device, jump) {
   if (!device.ooms_total) return [...parts, paragraph("No out-of-memory event is recorded on this device.")];
   for (const oom of device.ooms) {
     const free = oom.device_free === null ? "" : `; the device had ${size(oom.device_free)} left`;
+    const by = oom.asker === null ? "" : `by ${oom.asker} `;
     const can = jump && device.map.moments.includes(oom.event);
     parts.push(element("section", {class: "card"},
       element("strong", {class: GOOD.includes(oom.verdict) ? "good" : "bad"}, oom.verdict ?? "not judged"),
-      element("span", {title: exact(oom.requested)}, `${size(oom.requested)} requested at event ${count(oom.event)}${free}.`),
+      element("span", {title: exact(oom.requested)},
+        `${size(oom.requested)} requested ${by}at event ${count(oom.event)}${free}.`),
       can ? element("button", {type: "button", on: {click: () => jump(oom.event)}}, "Show on the map") : null,
       paragraph(oom.sentence),
       oom.facts.length ? element("details", {}, element("summary", {}, "Evidence in bytes"),
