@@ -25,23 +25,34 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 64  # requests listed one by one
 MOST_RANKED = 10
+SHOWN_ROWS = 10  # to people
+SHOWN_RANKED = 5
+LEAST_CAPACITY = 2 << 20  # bytes: the smallest segment
 
 
-def whatif(file: Annotated[Path, typer.Argument(help="A snapshot of torch's allocator, or another recording.")],
+def whatif(file: Annotated[Path, typer.Argument(help="A memory snapshot of torch (.pickle, .json, .gz).",
+                                                show_default=False)],
            options: Annotated[list[str] | None, typer.Option(
-               "--set", metavar="OPTION=VALUE", help="An option of PYTORCH_ALLOC_CONF; may be repeated.")] = None,
+               "--set", metavar="OPTION=VALUE",
+               help="An option of PYTORCH_ALLOC_CONF (OPTION:VALUE does too); may be repeated.")] = None,
            capacity: Annotated[str | None, typer.Option(
                help="What the device can give, such as 24GiB.", show_default="as the file tells")] = None,
            kv_growth: Annotated[str | None, typer.Option(
                help="How the KV cache grows: cat, static, chunked:N or paged:N (tokens).",
                show_default="as recorded")] = None,
-           search: Annotated[bool, typer.Option("--search", help="Find the best settings.")] = False,
+           search: Annotated[bool, typer.Option(
+               "--search", help="Try settings and show the best: fewest OOMs, then least reserved, then least time in "
+                                "calls to the device.")] = False,
            device: Annotated[int | None, typer.Option(help="Only this device.", min=0, show_default="all")] = None,
            as_json: Annotated[bool, typer.Option("--json", help="As a JSON document.")] = False) -> None:
-    """Show what a recorded demand would need under other settings (modelled): kvobs whatif FILE --set OPTION=VALUE."""
+    """Show what a recorded demand would need under other settings (modelled): kvobs whatif FILE --set OPTION=VALUE.
+
+    "recorded" is what the file tells, "before" what the model gives under the settings of the file, "after" what it
+    gives under others. How far the first two agree says how far to trust the third.
+    """
     changes = _changes(options or [])
     growth = _growth(kv_growth)
-    limit = None if capacity is None else parse_size(capacity, "--capacity", 1)
+    limit = None if capacity is None else parse_size(capacity, "--capacity", LEAST_CAPACITY)
     with progress() as tell:
         recording = read(file, tell)
     rows = [_compared(recording, one, changes, limit, growth, search) for one in _devices(recording, device)]
@@ -49,8 +60,11 @@ def whatif(file: Annotated[Path, typer.Argument(help="A snapshot of torch's allo
         print(json.dumps({"file": recording.file, "schema": recording.schema,
                           "devices": [_row(comparison, found) for comparison, found in rows]}, indent=2))
         return
-    for comparison, found in rows:
+    for index, (comparison, found) in enumerate(rows):
+        print("\n" * (index > 0), end="")
         _show(comparison, found)
+    if not (changes or search) and limit is None and growth is None:
+        print("\nNothing was changed: --search tries settings; --set, --capacity, --kv-growth change one thing each.")
 
 
 def _changes(options: list[str]) -> dict[str, str]:
@@ -59,7 +73,7 @@ def _changes(options: list[str]) -> dict[str, str]:
 
     changes = {}
     for option in options:
-        key, separator, value = option.partition("=")
+        key, separator, value = option.partition("=" if "=" in option else ":")  # PYTORCH_ALLOC_CONF has colons
         if not separator or not key.strip() or not value.strip():
             raise Refused(f"'{option}' is not of the form OPTION=VALUE, such as expandable_segments=true.")
         changes[key.strip()] = value.strip()
@@ -145,7 +159,8 @@ def _ranked(one: Candidate) -> dict[str, Any]:
 
 def _show(comparison: Comparison, found: Found | None) -> None:
     before, after, recorded = comparison.before, comparison.after, comparison.recorded
-    say(f"Device {comparison.device}. {comparison.capacity_reason}")
+    given = "" if before.capacity_bytes == after.capacity_bytes else " After, it is the one given."
+    say(f"Device {comparison.device}. {comparison.capacity_reason}{given}")
     print_table(("", "recorded", "before (modelled)", "after (modelled)"), [
         ("settings", "", before.settings or "defaults", after.settings or "defaults"),
         ("KV growth", "", before.growth, after.growth),
@@ -161,23 +176,42 @@ def _show(comparison: Comparison, found: Found | None) -> None:
         ("time in them (estimated)", "", _time(before), _time(after)),
         ("retries", "", str(before.retries), str(after.retries)),
         ("OOMs", str(recorded.ooms), str(before.ooms), str(after.ooms))])
-    if comparison.verdicts_changed:
-        print("Requests that end otherwise (modelled):")
+    say(f"The model's peak under the recorded settings differs from the recorded one by "
+        f"{recorded.difference_bytes / (1 << 20):+,.1f} MiB.")
+    if changed := comparison.verdicts_changed:
+        print("\nRequests that end otherwise (modelled):")
         print_table(("event", "bytes", "before", "after"), [
             (str(one.event) if one.event >= 0 else "the start", f"{one.requested_bytes:,}", one.before, one.after)
-            for one in comparison.verdicts_changed[:MOST_ROWS]])
+            for one in changed[:SHOWN_ROWS]])
+        if len(changed) > SHOWN_ROWS:
+            print(f"and {len(changed) - SHOWN_ROWS:,} more")
     if comparison.kv is not None:
         kv = comparison.kv
+        print()
         say(f"KV cache: {kv.chains} tensors; copied while growing {_bytes(kv.copied_bytes_before)} before, "
             f"{_bytes(kv.copied_bytes_after)} after; {_bytes(kv.tail_bytes)} at their ends hold no token.")
     if found is not None:
-        say(found.sentence)
-        if found.line:
-            say(found.line)
-    say(f"The model's peak under the recorded settings differs from the recorded one by "
-        f"{recorded.difference_bytes / (1 << 20):+,.1f} MiB.")
-    for sentence in (*comparison.notes, "What the model cannot know:", *comparison.unknown):
+        _tell(found)
+    if comparison.notes:
+        print()
+    for sentence in comparison.notes:
         say(sentence)
+    print("\nWhere the estimated times come from:")
+    for source in dict.fromkeys(estimate.source for run in (before, after) for estimate in run.call_time):
+        say(f"- {source}")
+    print("\nWhat the model cannot know:")
+    for sentence in comparison.unknown:
+        say(f"- {sentence}")
+
+
+def _tell(found: Found) -> None:
+    print(f"\nThe best of {len(found.ranking)} settings that were tried (modelled):")
+    print_table(("settings", "OOMs", "peak reserved", "time in calls (estimated)"), [
+        (one.figures.settings or "defaults", str(one.figures.ooms), _bytes(one.figures.peak_reserved_bytes),
+         _time(one.figures)) for one in found.ranking[:SHOWN_RANKED]])
+    say(found.sentence)
+    if found.line:
+        say(found.line)
 
 
 def _bytes(value: int | None) -> str:
@@ -199,4 +233,4 @@ def _time(run: Figures) -> str:
     low, high = min(known) / 1e6, max(known) / 1e6
     words = f"{low:,.1f} ms" if low == high else f"{low:,.1f} to {high:,.1f} ms"
     missing = sorted({name for estimate in run.call_time for name in estimate.missing})
-    return words + (f" without {' and '.join(missing)}" if missing else "")
+    return words + (f"; of {' and '.join(missing)} not known" if missing else "")

@@ -105,12 +105,44 @@ def test_the_search_prints_the_line_to_set(bursts: Path, capsys: pytest.CaptureF
     peak, = (line.split() for line in lines if line.startswith("peak reserved"))
     assert peak == ["peak", "reserved", "256.00", "MiB", "256.00", "MiB", "140.00", "MiB"]
     assert any("modelled" in line for line in lines)
+    tried = next(at for at, line in enumerate(lines) if "settings that were tried" in line)
+    assert lines[tried + 2].split()[:4] == ["expandable_segments:True", "0", "140.00", "MiB"]
+
+
+def test_options_are_taken_as_the_environment_has_them(bursts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """OPTION:VALUE, as a recommended line has it, means OPTION=VALUE, also where the value has colons."""
+    documents = [whatif(capsys, bursts, "--set", f"expandable_segments{sign}True", "--set",
+                        f"roundup_power2_divisions{sign}[256:1,512:2,>:4]") for sign in ":="]
+    assert documents[0] == documents[1]
+    assert documents[0]["devices"][0]["after"]["settings"].startswith("expandable_segments:True,roundup_power2")
+
+
+def test_people_are_shown_ten_requests_and_how_many_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 40 requests of 20 MiB twelve fit into 240 MiB: of the 28 that end otherwise ten are listed, 18 counted."""
+    allocator = RecordingAllocator()
+    for _ in range(40):
+        allocator.alloc(20 * MIB)
+    allocator.dump(tmp_path / "many.pickle")
+    assert main(["whatif", str(tmp_path / "many.pickle"), "--capacity", "240MiB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("20,971,520  succeeds" in line for line in lines) == 10
+    assert "and 18 more" in lines
+
+
+def test_without_a_change_the_options_are_named(bursts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A comparison of the same with the same says that nothing was changed; any change takes that away."""
+    said = []
+    for arguments in ([], ["--set", "expandable_segments=True"], ["--capacity", "1GiB"], ["--search"]):
+        assert main(["whatif", str(bursts), *arguments]) == 0
+        said.append("Nothing was changed" in capsys.readouterr().out)
+    assert said == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("arguments", "named"), [
     (["--set", "expandable_segments"], "OPTION=VALUE"), (["--set", "no_such=1"], "no_such"),
     (["--set", "max_split_size_mb=1"], "max_split_size_mb"), (["--set", "backend=cudaMallocAsync"], "backend"),
-    (["--capacity", "much"], "much"), (["--capacity", "0"], "--capacity"), (["--kv-growth", "chunked"], "chunked"),
+    (["--capacity", "much"], "much"), (["--capacity", "0"], "--capacity"),
+    (["--capacity", "24"], "--capacity"), (["--kv-growth", "chunked"], "chunked"),
     (["--kv-growth", "paged:8"], "KV"), (["--device", "7"], "7"), (["--device", "-1"], "--device")])
 def test_what_cannot_be_done_is_refused_in_a_sentence(bursts: Path, arguments: list[str], named: str,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
