@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from kvobs.allocator import growth as ways
 from kvobs.allocator import program as ops
-from kvobs.allocator.demand import Demand
+from kvobs.allocator.demand import RecordedDemand
 from kvobs.allocator.growth import Growth
 from kvobs.allocator.recording import Stacks
 
@@ -52,7 +52,7 @@ class Regrown:
     left: int
 
 
-def regrow(demand: Demand, way: Growth, stacks: Stacks, is_kv: IsKV) -> tuple[Demand, Regrown]:
+def regrow(demand: RecordedDemand, way: Growth, stacks: Stacks, is_kv: IsKV) -> tuple[RecordedDemand, Regrown]:
     """The same demand with its KV tensors growing in another way; everything else stays where it was.
 
     A token is the smallest growth of a tensor. ``is_kv`` decides by the frames of a stack, innermost first.
@@ -79,7 +79,7 @@ def regrow(demand: Demand, way: Growth, stacks: Stacks, is_kv: IsKV) -> tuple[De
         len(sites) - sum(len(chain.handles) + len(chain.trials) for chain in chains))
 
 
-def _sites(demand: Demand, stacks: Stacks, is_kv: IsKV) -> dict[int, object]:
+def _sites(demand: RecordedDemand, stacks: Stacks, is_kv: IsKV) -> dict[int, object]:
     """The line of code that made each KV allocation: the innermost frame that is KV by itself, else the stack."""
     by_stack: dict[int, object] = {}
     for stack in set(demand.stack):
@@ -89,7 +89,7 @@ def _sites(demand: Demand, stacks: Stacks, is_kv: IsKV) -> dict[int, object]:
     return {handle: by_stack[stack] for handle, stack in enumerate(demand.stack) if stack in by_stack}
 
 
-def _chains(demand: Demand, sites: dict[int, object], sizes: dict[int, int]) -> list[Chain]:
+def _chains(demand: RecordedDemand, sites: dict[int, object], sizes: dict[int, int]) -> list[Chain]:
     """Tensors of the same line where one was freed directly after a larger one had been made."""
     program, failed = demand.program, {demand.program.handle[index] for index in demand.failed}
     chain_of: dict[int, Chain] = {}
@@ -140,9 +140,9 @@ def _measure(chain: Chain, sizes: dict[int, int]) -> bool:
     return True
 
 
-def _rewrite(demand: Demand, way: Growth, chains: list[Chain]) -> Demand:
+def _rewrite(demand: RecordedDemand, way: Growth, chains: list[Chain]) -> RecordedDemand:
     """Every operation again, with those of the chains replaced by what the way to grow asks for."""
-    made = Demand(refused=list(demand.refused), history=demand.history, complete=demand.complete,
+    made = RecordedDemand(refused=list(demand.refused), history=demand.history, complete=demand.complete,
                   notes=list(demand.notes))
     place = {handle: (chain, index) for chain in chains for index, handle in enumerate(chain.handles)}
     trial = {handle: chain.handles.index(old) for chain in chains for handle, old in chain.trials.items()}

@@ -19,7 +19,7 @@ EMPTIES = frozenset({"empty_cache", "emptyCache"})  # functions whose frames nam
 
 
 @dataclass(slots=True)
-class Demand:
+class RecordedDemand:
     """A program and where it comes from.
 
     ``event`` has one entry per operation: the event it stands for, UNKNOWN for what was there before the first event.
@@ -70,7 +70,7 @@ class Demand:
         return handle
 
 
-def demand_of(device: DeviceRecording, settings: Settings, stacks: Stacks | None = None) -> Demand:
+def demand_of(device: DeviceRecording, settings: Settings, stacks: Stacks | None = None) -> RecordedDemand:
     """The requests and frees of a device's history; ``settings`` are those in force when it was recorded.
 
     What was alive before the first event comes first, in order of address. A free that completed later than it was
@@ -91,7 +91,7 @@ class _Maker:
     """One pass over the steps of a history."""
 
     def __init__(self, device: DeviceRecording, steps: Script, settings: Settings, stacks: Stacks) -> None:
-        self.demand, self.steps, self._events, self._settings = Demand(), steps, device.events, settings
+        self.demand, self.steps, self._events, self._settings = RecordedDemand(), steps, device.events, settings
         self._reserved = reserved_before(device.events, reserved_bytes(device))
         self._granted = granted(device.events, self._reserved, settings)
         self._emptying = {index for index, stack in enumerate(stacks.stacks)
@@ -144,7 +144,7 @@ class _Maker:
             self._late = [(event, stream) for _, stream in self._late]
             self._flush()
 
-    def end(self, contradictions: int) -> Demand:
+    def end(self, contradictions: int) -> RecordedDemand:
         """The demand, with what has to be said about it."""
         self._flush()
         demand = self.demand

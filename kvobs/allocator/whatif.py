@@ -13,7 +13,7 @@ from kvobs.allocator.calls import PAGE, Estimate, estimates
 from kvobs.allocator.capacity import GIVEN_BACK, TAKEN, Capacity, capacity_of, reserved_before, reserved_bytes
 from kvobs.allocator.chains import IsKV, Regrown, regrow
 from kvobs.allocator.core import run
-from kvobs.allocator.demand import Demand, demand_of
+from kvobs.allocator.demand import RecordedDemand, demand_of
 from kvobs.allocator.growth import PAGED, STATIC, Growth
 from kvobs.allocator.kinds import kind_of
 from kvobs.allocator.program import Outcome, Program
@@ -129,7 +129,7 @@ class Case:
     """
 
     device: DeviceRecording
-    demand: Demand
+    demand: RecordedDemand
     settings: Settings
     capacity: Capacity
     limit: int | None
@@ -191,7 +191,7 @@ def compare(case: Case, recording: Recording, changes: Mapping[str, str], growth
 
 
 def asked(case: Case, recording: Recording, growth: Growth | None,
-          is_kv: IsKV | None = None) -> tuple[Demand, Regrown | None]:
+          is_kv: IsKV | None = None) -> tuple[RecordedDemand, Regrown | None]:
     """The demand, with the KV cache growing in another way if one is given.
 
     Raises:
@@ -202,7 +202,7 @@ def asked(case: Case, recording: Recording, growth: Growth | None,
     return regrow(case.demand, growth, recording.stacks, is_kv or (lambda frames: kind_of(frames) == "kv"))
 
 
-def figures(case: Case, demand: Demand, settings: Settings, capacity: int | None, growth: str, engine: str,
+def figures(case: Case, demand: RecordedDemand, settings: Settings, capacity: int | None, growth: str, engine: str,
             judged: int = MOST_JUDGED) -> Figures:
     """Run a demand under settings on a device of ``capacity`` bytes (None: without limit) and sum up.
 
@@ -226,7 +226,8 @@ def figures(case: Case, demand: Demand, settings: Settings, capacity: int | None
         engine=outcome.engine)
 
 
-def _failure(demand: Demand, settings: Settings, capacity: int | None, op: int, judged: bool, engine: str) -> Failure:
+def _failure(demand: RecordedDemand, settings: Settings, capacity: int | None, op: int, judged: bool,
+             engine: str) -> Failure:
     program = demand.program
     size, stream, pool = program.size[op], program.stream[op], program.pool[op]
     found = Failure(demand.event[op], size, stream, pool)
@@ -263,7 +264,7 @@ def _recorded(device: DeviceRecording, before: Figures, replay: Replay | None) -
         before.peak_reserved_bytes - peak)
 
 
-def _changes(before: Figures, after: Figures, demand: Demand) -> tuple[Change, ...]:
+def _changes(before: Figures, after: Figures, demand: RecordedDemand) -> tuple[Change, ...]:
     """Requests that end otherwise. Several requests of one event (a KV cache in blocks) count as one."""
     first, second = _by_event(before), _by_event(after)
     asked = {event for event, op in zip(demand.event, demand.program.op, strict=True) if op == ops.ALLOC}

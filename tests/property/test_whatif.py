@@ -11,7 +11,7 @@ from kvobs.allocator import program as ops
 from kvobs.allocator import recording as rec
 from kvobs.allocator.capacity import reserved_before, reserved_bytes
 from kvobs.allocator.chains import regrow
-from kvobs.allocator.demand import Demand, demand_of
+from kvobs.allocator.demand import RecordedDemand, demand_of
 from kvobs.allocator.growth import PAGED, Growth, copied_bytes, kv_program, plan, tail_bytes
 from kvobs.allocator.recording import DeviceRecording, Stacks
 from kvobs.allocator.settings import Settings
@@ -36,7 +36,7 @@ def live_after(device: DeviceRecording, begin: int) -> dict[int, int]:
     return found
 
 
-def demanded_after(demand: Demand) -> dict[int, int]:
+def demanded_after(demand: RecordedDemand) -> dict[int, int]:
     """Requested bytes alive in the demand after each event that it has operations for; ``-1``: before the first."""
     sizes: dict[int, int] = {}
     live, found = 0, {rec.UNKNOWN: 0}
@@ -121,7 +121,7 @@ def test_regrown_caches_are_those_that_would_have_been(way: Growth, turns: list[
                                                        sessions: int) -> None:
     """From the sizes of a recorded cat alone comes the program that the other way makes of the true lengths."""
     program = kv_program(layers, 256, turns, Growth("cat"), sessions)
-    demand = Demand(program, array("q", range(len(program))), history=True)
+    demand = RecordedDemand(program, array("q", range(len(program))), history=True)
     demand.stack.extend(handle % 2 for handle in range(program.op.count(ops.ALLOC)))
     stacks = Stacks((("cache.py", 1, "update"), ("cache.py", 2, "update")), ((0,), (1,)))
     made, regrown = regrow(demand, way, stacks, lambda frames: True)

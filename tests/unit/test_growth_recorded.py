@@ -6,7 +6,7 @@ import pytest
 
 from kvobs.allocator import program as ops
 from kvobs.allocator.chains import NotDerivable, regrow
-from kvobs.allocator.demand import Demand
+from kvobs.allocator.demand import RecordedDemand
 from kvobs.allocator.growth import Growth, kv_program, parse
 from kvobs.allocator.program import Program
 from kvobs.allocator.recording import Stacks
@@ -22,10 +22,10 @@ def is_kv(frames: tuple[tuple[str, int, str], ...]) -> bool:
     return frames[0][0] == "cache.py"
 
 
-def recorded(program: Program, one_line: bool = False) -> Demand:
+def recorded(program: Program, one_line: bool = False) -> RecordedDemand:
     """A cat program as a demand: its handles alternate between K and V."""
     handles = sum(op == ops.ALLOC for op in program.op)
-    demand = Demand(program, history=True)
+    demand = RecordedDemand(program, history=True)
     demand.event.extend(range(len(program)))
     demand.stack.extend(K_LINE if one_line else (K_LINE, V_LINE)[handle % 2] for handle in range(handles))
     return demand
@@ -51,7 +51,7 @@ def test_a_recorded_cat_regrown_is_what_would_have_been_generated(way: str, one_
 
 def test_what_is_not_kv_stays_where_it_was() -> None:
     """Every other operation keeps its place among the rest, its size, stream and pool."""
-    demand = Demand(history=True)
+    demand = RecordedDemand(history=True)
     demand.allocate(0, 100, 5, 1, OTHER)
     demand.allocate(1, 512, 0, 0, K_LINE)
     demand.add(2, ops.RECORD_STREAM, 0, stream=-1)
@@ -72,8 +72,8 @@ def test_a_failed_growth_is_asked_as_the_other_way_would() -> None:
     """Where cat failed to grow from 3 to 4 tokens, blocks of 4 ask for nothing, blocks of 3 for one more, which the
     failure gives back, and the tensor before stays alive.
     """
-    def failing() -> Demand:
-        demand = Demand(history=True)
+    def failing() -> RecordedDemand:
+        demand = RecordedDemand(history=True)
         for tokens in (2, 3):
             demand.allocate(tokens, 512 * tokens, 0, 0, K_LINE)
         demand.add(3, ops.FREE, 0)
@@ -98,7 +98,7 @@ def test_a_failed_growth_is_asked_as_the_other_way_would() -> None:
     ([], "recognised as KV"), ([512, 512], "grows by whole tokens"), ([1000, 1700], "grows by whole tokens")])
 def test_what_does_not_grow_by_tokens_is_refused_in_a_sentence(sizes: list[int], said: str) -> None:
     """Without KV frames, without growth, or with sizes that are no multiple of the growth, nothing is invented."""
-    demand = Demand(history=True)
+    demand = RecordedDemand(history=True)
     demand.allocate(0, 4096, 0, 0, OTHER)
     for index, size in enumerate(sizes, start=1):
         demand.allocate(index, size, 0, 0, K_LINE)
@@ -111,7 +111,7 @@ def test_what_does_not_grow_by_tokens_is_refused_in_a_sentence(sizes: list[int],
 
 def test_a_new_conversation_is_not_taken_for_growth() -> None:
     """A tensor freed long after larger ones of another conversation were made ends; it did not grow into one."""
-    demand = Demand(history=True)
+    demand = RecordedDemand(history=True)
     for tokens in (1, 2):
         demand.allocate(tokens, 512 * tokens, 0, 0, K_LINE)
     demand.add(2, ops.FREE, 0)
