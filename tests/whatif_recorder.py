@@ -31,8 +31,7 @@ class Recorder(RecordingAllocator):
 
     def empty(self, stack: int = -1) -> None:
         """A call of empty_cache, which has a stack of its own."""
-        self._asking = 0, [{"filename": "code", "line": stack, "name": "line"}]
-        self.empty_cache()
+        self.empty_cache([("code", stack, "line")])
 
     def recording(self, stacks: Stacks | None = None, calls: Calls | None = None) -> Recording:
         """What a reader would make of it."""

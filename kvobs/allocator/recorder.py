@@ -50,7 +50,7 @@ class RecordingAllocator(Allocator):
         Raises:
             OutOfMemory: nothing could serve it; that is recorded too.
         """
-        told = [{"filename": file, "line": line, "name": name} for file, line, name in frames]
+        told = _told(frames)
         self._asking = stream, told
         try:
             address = super().alloc(size, stream, pool)
@@ -68,9 +68,9 @@ class RecordingAllocator(Allocator):
         self._log(FREE_REQUESTED, address, block.requested, block.stream, self._frames.get(address, []))
         super().free(address)
 
-    def empty_cache(self) -> None:
-        """Return every segment to the device that holds nothing; no request is behind it."""
-        self._asking = 0, []
+    def empty_cache(self, frames: Sequence[Frame] = ()) -> None:
+        """Return every segment to the device that holds nothing, as these ``frames`` asked; no request is behind it."""
+        self._asking = 0, _told(frames)
         super().empty_cache()
 
     def snapshot_document(self) -> dict[str, Any]:
@@ -128,6 +128,10 @@ class RecordingAllocator(Allocator):
             "requested_size": sum(block.requested for block in active), "stream": segment.stream,
             "segment_type": "small" if segment.small else "large",
             "segment_pool_id": (0, segment.pool), "is_expandable": segment.expandable, "frames": [], "blocks": parts}
+
+
+def _told(frames: Sequence[Frame]) -> list[dict[str, Any]]:
+    return [{"filename": file, "line": line, "name": name} for file, line, name in frames]
 
 
 class _Listening(SimulatedDevice):
