@@ -40,7 +40,7 @@ def events(trace: list[Any], rows_of: Rows, stacks: Interner, pools: Pools,
         else:
             for kind, run in groupby(part, type):
                 if kind is type(None):
-                    condensed.append(found, sum(1 for _ in run))
+                    condensed.append(found, len(list(run)))
                 else:
                     _append(found, rows_of(list(run)), stacks, pools)
         progress(start / len(trace))
