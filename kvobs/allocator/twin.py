@@ -133,10 +133,12 @@ class Allocator(Forced):
     # --- where a request goes
 
     def _pool(self, pool: int, rounded: int) -> Pool:
-        if pool not in self._pools:
-            self._pools[pool] = (Pool(pool, True), Pool(pool, False))
-        self._released.pop(pool, None)
-        return self._pools[pool][0 if rounded <= SMALL_SIZE else 1]
+        pair = self._pools.get(pool)
+        if pair is None:
+            pair = self._pools[pool] = (Pool(pool, True), Pool(pool, False))
+        if self._released:
+            self._released.pop(pool, None)
+        return pair[0 if rounded <= SMALL_SIZE else 1]
 
     def _find(self, pool: Pool, rounded: int, stream: int) -> Block | None:
         """The best fit: the smallest free block that is large enough, of equal ones that at the lowest address."""
@@ -182,7 +184,8 @@ class Allocator(Forced):
         self._requested += size
         if self.allocated > self._peak_allocated:
             self._peak_allocated = self.allocated
-        self._peak_active = max(self._peak_active, self.allocated + self.pending)
+        if self.allocated + self.pending > self._peak_active:
+            self._peak_active = self.allocated + self.pending
         return block.address
 
     def _splits(self, block: Block, rounded: int) -> bool:
@@ -214,8 +217,11 @@ class Allocator(Forced):
     def _free_block(self, block: Block) -> None:
         del self._active[block.address]
         self._requested -= block.requested
-        self._merge(block, block.prev)
-        self._merge(block, block.next)
+        before, after = block.prev, block.next
+        if before is not None and not before.allocated:
+            self._merge(block, before)
+        if after is not None and not after.allocated:
+            self._merge(block, after)
         block.pool.add(block)
 
     def _merge(self, block: Block, other: Block | None) -> None:
