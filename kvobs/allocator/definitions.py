@@ -26,7 +26,7 @@ from kvobs.allocator.state import ALLOCATED, INACTIVE, State
 from kvobs.analysis import article_fragmentation_rate
 
 PAGE = 2 * MIB  # kvcached's pages
-NO_HISTORY = "The file has no history to take peaks from."
+NO_HISTORY = "There is no replayed history to take peaks from."
 NOTHING = "Nothing is reserved."
 NO_FREE = "Nothing is free."
 NO_REQUEST = "It is defined for a request, and none was given."

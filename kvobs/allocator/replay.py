@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import Protocol
 
 from kvobs.allocator import core
@@ -19,6 +20,8 @@ from kvobs.allocator.skipped import completed
 from kvobs.allocator.state import INACTIVE, State
 
 OOM_STATES = 64
+SLICE = 20_000  # steps between two looks at the score
+HOPELESS_SHARE, LEAST_MISSES = 0.06, 5_000
 USABLE_SHARE = 0.95  # of all recorded facts: below it, conclusions from the replay are withheld
 
 
@@ -46,19 +49,25 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
     device = completed(device)
     events = device.events
     if not len(events) or all(action > OOM for action in events.action):
-        return _unusable(device.state, "the file has no history of events")
+        return _unusable(device, device.state, "the file has no history of events")
     undone = seed(device, settings)
     script = script_of(events, undone.pools)
     if not len(script):
-        return _unusable(undone.state, "the history has no allocation, free or device call")
+        return _unusable(device, undone.state, "the history has no allocation, free or device call")
     try:
         replayer = _replayer(settings, undone.state, _pages(script), engine)
     except _Contradiction as error:
-        return _unusable(undone.state, f"the state contradicts itself: {error}")
+        return _unusable(device, undone.state, f"the state contradicts itself: {error}")
     try:
         ooms = _run(replayer, script, device, undone.pools)
+    except _Hopeless:
+        tally = replayer.tally
+        return replace(_unusable(device, undone.state, f"{_misses(tally):,} of the first {tally.addresses[0]:,} "
+                                 "allocations' facts differ, and the rest was not replayed"),
+                       addresses=Score(*tally.addresses), device_allocs=Score(*tally.device_allocs),
+                       device_frees=Score(*tally.device_frees), engine=replayer.engine)
     except (AssertionError, IndexError, KeyError, ValueError):  # only where the twin was led into nonsense
-        return _unusable(undone.state, "the history contradicts itself: two blocks would lie in one place")
+        return _unusable(device, undone.state, "the history contradicts itself: two blocks would lie in one place")
     tally = replayer.tally
     scores = [Score(*tally.addresses), Score(*tally.device_allocs), Score(*tally.device_frees)]
     usable, reason = _judge(scores, tally, undone.contradictions, len(events))
@@ -72,6 +81,23 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
 
 class _Contradiction(ValueError):
     pass
+
+
+class _Hopeless(Exception):
+    """So many facts differ that no conclusion can rest on the replay, whatever follows."""
+
+
+def _advance(replayer: Replayer, script: Script, start: int, stop: int) -> None:
+    """Replay some steps, as long as it can become usable: following a foreign history is slow."""
+    facts = script.step.tobytes().count(steps.ALLOC) + len(script.call)
+    for at in range(start, stop, SLICE):
+        replayer.run(script, at, min(at + SLICE, stop))
+        if _misses(replayer.tally) > max(HOPELESS_SHARE * facts, LEAST_MISSES):
+            raise _Hopeless
+
+
+def _misses(tally: Tally) -> int:
+    return sum(score[0] - score[1] for score in (tally.addresses, tally.device_allocs, tally.device_frees))
 
 
 def _pages(script: Script) -> list[Pages]:
@@ -97,15 +123,15 @@ def _run(replayer: Replayer, script: Script, device: DeviceRecording, pools: arr
         try:
             stop = script.step.index(steps.OOM, at) + 1
         except ValueError:
-            replayer.run(script, max(at, done), len(script))
+            _advance(replayer, script, max(at, done), len(script))
             return found
         state = None
         if len(found) < OOM_STATES:
-            replayer.run(script, at, stop)
+            _advance(replayer, script, at, stop)
             seen = _remember(stacks, script, events.stack, seen, stop)
             state = _with_stacks(replayer.snapshot(), stacks)
         elif done < stop:  # nothing more to stop for
-            replayer.run(script, at, len(script))
+            _advance(replayer, script, at, len(script))
             done = len(script)
         step = stop - 1
         event = script.event[step]
@@ -172,7 +198,10 @@ def _sum(state: State, least: int) -> int:
     return sum(block.size for segment in state for block in segment.blocks if block.state >= least)
 
 
-def _unusable(state: State, reason: str) -> Replay:
-    nothing = Score()
-    return Replay(nothing, nothing, nothing, False, reason, state, array("q"), array("q"), array("q"), array("q"), (),
+def _unusable(device: DeviceRecording, state: State, reason: str) -> Replay:
+    nothing, events = Score(), device.events
+    ooms = tuple(RecordedOom(event, events.size[event], events.stream[event], max(events.pool[event], 0),
+                             events.address[event], events.time_us[event], None, False)
+                 for event, action in enumerate(events.action) if action == OOM)
+    return Replay(nothing, nothing, nothing, False, reason, state, array("q"), array("q"), array("q"), array("q"), ooms,
                   "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ from kvobs.allocator.demand import RecordedDemand, demand_of
 from kvobs.allocator.growth import PAGED, STATIC, Growth
 from kvobs.allocator.kinds import kind_of
 from kvobs.allocator.program import Outcome, Program
-from kvobs.allocator.recording import OOM, Calls, DeviceRecording, Recording
+from kvobs.allocator.recording import ALLOC, OOM, Calls, DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.verdict import SUCCEEDS as SERVED
@@ -82,15 +83,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What really happened; ``peak_allocated_bytes`` is None without a replay. ``difference_bytes``: the modelled peak
+    """What really happened; ``peak_allocated_bytes`` is None without a replay, counts without a history.
+    ``difference_bytes``: the modelled peak
     of reserved bytes under the recorded settings less the recorded one, which is how far the model is off.
     """
 
     peak_reserved_bytes: int
     peak_allocated_bytes: int | None
-    device_allocs: int
-    device_frees: int
-    ooms: int
+    device_allocs: int | None
+    device_frees: int | None
+    ooms: int | None
     difference_bytes: int
 
 
@@ -257,10 +259,12 @@ def _over_time(outcome: Outcome, weights: array[int]) -> float | None:
 def _recorded(device: DeviceRecording, before: Figures, replay: Replay | None) -> Recorded:
     history = device.events
     peak = max(reserved_before(history, reserved_bytes(device)))
-    taken = sum(action in TAKEN for action in history.action)
+    counts = Counter(history.action)
+    told = counts[ALLOC] > 0 or any(counts[kind] for kind in (*TAKEN, *GIVEN_BACK, OOM))
     return Recorded(
-        peak, max(replay.allocated, default=None) if replay is not None and replay.usable else None, taken,
-        sum(action in GIVEN_BACK for action in history.action), history.action.count(OOM),
+        peak, max(replay.allocated, default=None) if replay is not None and replay.usable else None,
+        sum(counts[kind] for kind in TAKEN) if told else None,
+        sum(counts[kind] for kind in GIVEN_BACK) if told else None, counts[OOM] if told else None,
         before.peak_reserved_bytes - peak)
 
 

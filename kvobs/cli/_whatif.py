@@ -171,11 +171,11 @@ def _show(comparison: Comparison, found: Found | None) -> None:
          _bytes(after.peak_allocated_bytes)),
         ("utilisation at the peaks", "", _share(before.utilisation_at_peaks), _share(after.utilisation_at_peaks)),
         ("utilisation over time", "", _share(before.utilisation_over_time), _share(after.utilisation_over_time)),
-        ("device allocations", str(recorded.device_allocs), str(before.device_allocs), str(after.device_allocs)),
-        ("device frees", str(recorded.device_frees), str(before.device_frees), str(after.device_frees)),
+        ("device allocations", _count(recorded.device_allocs), str(before.device_allocs), str(after.device_allocs)),
+        ("device frees", _count(recorded.device_frees), str(before.device_frees), str(after.device_frees)),
         ("time in them (estimated)", "", _time(before), _time(after)),
         ("retries", "", str(before.retries), str(after.retries)),
-        ("OOMs", str(recorded.ooms), str(before.ooms), str(after.ooms))])
+        ("OOMs", _count(recorded.ooms), str(before.ooms), str(after.ooms))])
     say(f"The model's peak under the recorded settings differs from the recorded one by "
         f"{recorded.difference_bytes / (1 << 20):+,.1f} MiB.")
     if changed := comparison.verdicts_changed:
@@ -212,6 +212,10 @@ def _tell(found: Found) -> None:
     say(found.sentence)
     if found.line:
         say(found.line)
+
+
+def _count(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
 
 
 def _bytes(value: int | None) -> str:

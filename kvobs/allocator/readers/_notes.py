@@ -15,6 +15,7 @@ from kvobs.allocator.recording import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    SNAPSHOT,
     UNKNOWN,
     Events,
 )
@@ -104,7 +105,11 @@ def of_events(device: int, events: Events, state: State) -> list[str]:
               f"events have an address that is no multiple of {MIN_BLOCK}")
     found.say(events.action.count(OTHER), "event is of a kind that kvobs does not know, or without an address or size",
               "events are of a kind that kvobs does not know, or without an address or size")
-    found.say(events.time_us.count(UNKNOWN), "event has no time", "events have no time")
+    timeless = events.time_us.count(UNKNOWN)
+    if timeless:  # the mark that a snapshot leaves is no event of the program
+        timeless = sum(time == UNKNOWN and action != SNAPSHOT
+                       for action, time in zip(events.action, events.time_us, strict=True))
+    found.say(timeless, "event has no time", "events have no time")
     if state and not any(action in _SEGMENTS for action in set(events.action)):
         found.say(_outside(events, state), "alloc lies in no segment, though the history adds and removes none",
                   "allocs lie in no segment, though the history adds and removes none")
