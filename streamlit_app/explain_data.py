@@ -19,11 +19,13 @@ from kvobs.allocator.readers import Unreadable, read
 from kvobs.allocator.recording import DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.report import page_data, page_of
+from kvobs.allocator.search import Found, compare_best
 from kvobs.allocator.settings import MIB
-from kvobs.allocator.whatif import Comparison, Figures, what_if
+from kvobs.allocator.whatif import Comparison, Figures, case_of, what_if
 from streamlit_app import units
 
 KEPT = 4  # files explained
+RANKED = 5  # settings
 UPLOAD_MB = 500
 MOST_BYTES = 2 << 30  # of a file on this machine, as the readers allow
 AS_RECORDED = "as recorded"
@@ -143,16 +145,26 @@ def compare(found: Explained, index: int, changes: Mapping[str, str], capacity: 
     return what_if(found.recording, device, changes, capacity, growth, replay=found.replays[index])
 
 
-def changes_of(expandable: str, max_split_mib: int, divisions: int, collect_at: float) -> dict[str, str]:
+def compare_with_best(found: Explained, index: int, changes: Mapping[str, str], capacity: int | None,
+                      growth: Growth | None, progress: Progress) -> tuple[Comparison, Found]:
+    """A device's demand under the best settings of all that are tried; the search begins with the changes.
+
+    Raises:
+        ValueError: as ``compare``.
+    """
+    case = case_of(found.recording, found.recording.devices[index], capacity)
+    return compare_best(case, found.recording, changes, growth, replay=found.replays[index],
+                        progress=lambda done, total: progress(done / total, f"{done} of {total} settings tried"))
+
+
+def changes_of(expandable: str, max_split_mib: int | None, divisions: str, collect_at: float | None) -> dict[str, str]:
     """The options of PYTORCH_ALLOC_CONF that the page's controls stand for; what is left alone is not among them."""
-    changes = {} if expandable == AS_RECORDED else {"expandable_segments": expandable}
-    if max_split_mib:
+    changes = {"expandable_segments": expandable, "roundup_power2_divisions": divisions}
+    if max_split_mib is not None:
         changes["max_split_size_mb"] = str(max_split_mib)
-    if divisions:
-        changes["roundup_power2_divisions"] = str(divisions)
-    if collect_at:
+    if collect_at is not None:
         changes["garbage_collection_threshold"] = f"{collect_at:g}"
-    return changes
+    return {name: value for name, value in changes.items() if value != AS_RECORDED}
 
 
 def compared_rows(found: Comparison) -> list[dict[str, str]]:
@@ -172,11 +184,24 @@ def compared_rows(found: Comparison) -> list[dict[str, str]]:
             lambda run: units.size(run.peak_allocated_bytes)),
         row("utilisation at the peaks", "", lambda run: _share(run.utilisation_at_peaks)),
         row("utilisation over time", "", lambda run: _share(run.utilisation_over_time)),
-        row("device allocations", units.count(recorded.device_allocs), lambda run: units.count(run.device_allocs)),
-        row("device frees", units.count(recorded.device_frees), lambda run: units.count(run.device_frees)),
+        row("device allocations", _told(recorded.device_allocs), lambda run: units.count(run.device_allocs)),
+        row("device frees", _told(recorded.device_frees), lambda run: units.count(run.device_frees)),
+        row("time in them (estimated)", "", _call_time),
         row("retries", "", lambda run: units.count(run.retries)),
-        row("out of memory", units.count(recorded.ooms), lambda run: units.count(run.ooms)),
+        row("out of memory", _told(recorded.ooms), lambda run: units.count(run.ooms)),
     ]
+
+
+def _told(value: int | None) -> str:
+    return "unknown" if value is None else units.count(value)
+
+
+def ranked_rows(found: Found) -> list[dict[str, str]]:
+    """The table of the best settings."""
+    return [{"settings (modelled)": units.plain(one.figures.settings or "the defaults"),
+             "out of memory": units.count(one.figures.ooms),
+             "peak reserved": units.size(one.figures.peak_reserved_bytes),
+             "time in calls to the device (estimated)": _call_time(one.figures)} for one in found.ranking[:RANKED]]
 
 
 def off_by(found: Comparison) -> str:
@@ -188,6 +213,17 @@ def off_by(found: Comparison) -> str:
 
 def _limit(value: int | None) -> str:
     return "not limited" if value is None else units.size(value)
+
+
+def _call_time(run: Figures) -> str:
+    """From the least to the most that a source of costs gives."""
+    known = sorted(estimate.ns / 1e9 for estimate in run.call_time if estimate.ns is not None)
+    if not known:
+        return "not known"
+    low, high = units.seconds(known[0]), units.seconds(known[-1])
+    missing = sorted({name for estimate in run.call_time for name in estimate.missing})
+    return units.plain((low if low == high else f"{low} to {high}")
+                       + (f"; of {' and '.join(missing)} not known" if missing else ""))
 
 
 def _share(value: float | None) -> str:

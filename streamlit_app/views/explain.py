@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,13 @@ import streamlit as st
 from kvobs.allocator.growth import parse
 from kvobs.allocator.readers import Unreadable
 from kvobs.allocator.report import MEANING, score_text
+from kvobs.allocator.search import Found
+from kvobs.allocator.whatif import Comparison
 from streamlit_app import explain_data, units
 
 CHANGES = 200  # requests listed one by one
 OOMS = 16
+FIGURE = re.compile(r"[\d,.]+ \S{1,3}")
 
 
 def render(store: str) -> None:
@@ -62,13 +68,19 @@ def _kept() -> explain_data.Kept:
 
 
 def _work_out(place: Path, name: str) -> explain_data.Explained:
-    bar = st.progress(0.0, "Reading the file")
+    with _progress("Reading the file") as tell:
+        return explain_data.work_out(place, name, tell)
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[explain_data.Progress]:
+    bar = st.progress(0.0, what)
 
     def tell(share: float, words: str) -> None:
         bar.progress(min(share, 1.0), units.plain(words))
 
     try:
-        return explain_data.work_out(place, name, tell)
+        yield tell
     finally:
         bar.empty()
 
@@ -99,6 +111,12 @@ def _page(content: str, found: explain_data.Explained) -> None:
         _definitions(devices[index])
 
 
+def _table(rows: list[dict[str, Any]]) -> None:
+    """A table whose figures stay on one line with their units."""
+    st.table([{name: cell.replace(" ", "\u00a0") if isinstance(cell, str) and FIGURE.fullmatch(cell) else cell
+               for name, cell in row.items()} for row in rows], hide_index=True)
+
+
 def _device(found: explain_data.Explained, index: int) -> None:
     device, score = found.document["devices"][index], score_text(found.replays[index])
     strip = [("Reserved", "reserved_bytes"), ("Allocated", "allocated_bytes"), ("Pending free", "pending_free_bytes"),
@@ -120,59 +138,95 @@ def _device(found: explain_data.Explained, index: int) -> None:
                  f"{units.plain(words)}")
     st.subheader("Where the reserved bytes are")
     reserved = device["reserved_bytes"]
-    st.table([{"class": name.replace("_", " "), "bytes": units.size(device["waste"][f"{name}_bytes"]),
-               "exactly": units.raw(device["waste"][f"{name}_bytes"], "B"),
-               "share": units.share(device["waste"][f"{name}_bytes"] / reserved) if reserved else "-",
-               "what it is": meaning} for name, meaning in MEANING.items()], hide_index=True)
+    _table([{"class": name.replace("_", " "), "bytes": units.size(device["waste"][f"{name}_bytes"]),
+             "exactly": units.raw(device["waste"][f"{name}_bytes"], "B"),
+             "share": units.share(device["waste"][f"{name}_bytes"] / reserved) if reserved else "-",
+             "what it is": meaning} for name, meaning in MEANING.items()])
+    if device["pins"]:
+        st.subheader("What keeps free memory from being returned")
+        st.caption("The segments that hold back most: as long as a block in them is in use, their free bytes cannot go "
+                   "back to the device.")
+        _table([{"segment": f"{pin['address']:#x}", "held back": units.size(pin["held_back_bytes"]),
+                 "of": units.size(pin["size_bytes"]), "by blocks": units.count(pin["blocks"]),
+                 "one of them": units.size(pin["block_bytes"]), "allocated by": units.plain(pin["label"][:160])}
+                for pin in device["pins"]])
 
 
 def _calls(calls: list[dict[str, Any]]) -> None:
     if calls:
         st.subheader("Calls for device memory")
-        st.table([{"call": units.plain(one["name"]), "times": one["count"],
-                   **{name: units.seconds(one[f"{key}_ns"] / 1e9) for name, key in (
-                       ("in all", "total"), ("median", "median"), ("95th percentile", "p95"), ("longest", "max"),
-                       ("the first", "first"))}} for one in calls], hide_index=True)
+        _table([{"call": units.plain(one["name"]), "times": one["count"],
+                 **{name: units.seconds(one[f"{key}_ns"] / 1e9) for name, key in (
+                     ("in all", "total"), ("median", "median"), ("95th percentile", "p95"), ("longest", "max"),
+                     ("the first", "first"))}} for one in calls])
 
 
 def _holders(device: dict[str, Any]) -> None:
     st.subheader("Who holds memory")
     st.caption("Kinds are estimated from stack frames; each line names the rule that decided.")
-    st.table([{"allocated by": units.plain(one["label"][:160]), "kind": one["kind"],
-               "decided by": units.plain(one["rule"]), "bytes": units.size(one["bytes"]), "blocks": one["blocks"],
-               "share": units.share(one["share"])} for one in device["holders"]], hide_index=True)
+    _table([{"allocated by": units.plain(one["label"][:160]), "kind": one["kind"],
+             "decided by": units.plain(one["rule"]), "bytes": units.size(one["bytes"]), "blocks": one["blocks"],
+             "share": units.share(one["share"])} for one in device["holders"]])
 
 
 def _what_if(found: explain_data.Explained, index: int, content: str) -> None:
     st.subheader("What if (modelled)")
     with st.form(f"explain-what-if-{content}-{index}"):
-        columns = st.columns(3)
+        columns = st.columns(2)
         expandable = columns[0].selectbox("expandable\\_segments", [explain_data.AS_RECORDED, "True", "False"])
-        split = columns[1].number_input("max\\_split\\_size\\_mb (0: as recorded)", 0, 1 << 20, 0)
-        divisions = columns[2].selectbox("roundup\\_power2\\_divisions (0: as recorded)", [0, 1, 2, 4, 8, 16])
-        collect = columns[0].number_input("garbage\\_collection\\_threshold (0: as recorded)", 0.0, 0.99, 0.0, 0.05)
-        capacity = columns[1].number_input("Capacity in GiB (0: as the file tells)", 0.0, 4096.0, 0.0, 1.0)
-        growth = columns[2].selectbox("KV growth", [explain_data.AS_RECORDED, "cat", "static", "chunked:64",
+        split = columns[1].number_input("max\\_split\\_size\\_mb", 0, 1 << 20, None,
+                                        placeholder=explain_data.AS_RECORDED)
+        divisions = columns[0].selectbox("roundup\\_power2\\_divisions",
+                                         [explain_data.AS_RECORDED, "1", "2", "4", "8", "16"])
+        collect = columns[1].number_input("garbage\\_collection\\_threshold", 0.0, 0.99, None, 0.05,
+                                          placeholder=explain_data.AS_RECORDED)
+        capacity = columns[0].number_input("Capacity in GiB", 0.01, 4096.0, None, 1.0,
+                                           placeholder="as the file tells")
+        growth = columns[1].selectbox("KV growth", [explain_data.AS_RECORDED, "cat", "static", "chunked:64",
                                                     "chunked:256", "paged:16", "paged:64"])
-        asked = st.form_submit_button("Compare")
-    if not asked:
+        with st.container(horizontal=True):
+            asked = st.form_submit_button("Compare")
+            search = st.form_submit_button("Find the best settings", help="Tries settings, beginning with these. The "
+                                           "best have the fewest out-of-memory events, then the least reserved memory, "
+                                           "then the least time in calls to the device.")
+    if not (asked or search):
         return
-    changes = explain_data.changes_of(expandable, int(split), int(divisions), float(collect))
+    demand = (found, index, explain_data.changes_of(expandable, split, divisions, collect),
+              None if capacity is None else int(capacity * 1024**3),
+              None if growth == explain_data.AS_RECORDED else parse(growth))
     try:
-        with st.spinner("Running the demand twice"):
-            compared = explain_data.compare(found, index, changes, int(capacity * 1024**3) or None,
-                                            None if growth == explain_data.AS_RECORDED else parse(growth))
+        if search:
+            with _progress("Trying settings") as tell:
+                compared, best = explain_data.compare_with_best(*demand, tell)
+            _best(best)
+        else:
+            with st.spinner("Running the demand twice"):
+                compared = explain_data.compare(*demand)
     except ValueError as error:
         st.error(units.plain(f"{str(error).rstrip('.')}."))
         return
-    st.table(explain_data.compared_rows(compared), hide_index=True)
+    _compared(compared)
+
+
+def _best(found: Found) -> None:
+    st.markdown(f"**The best of {len(found.ranking)} settings that were tried (modelled)**")
+    _table(explain_data.ranked_rows(found))
+    if found.line:
+        st.success(units.plain(found.sentence))
+        st.caption("To be set for the process before torch starts (modelled, not measured):")
+        st.code(found.line, language=None, wrap_lines=True)
+    else:
+        st.info(units.plain(found.sentence))
+
+
+def _compared(compared: Comparison) -> None:
+    _table(explain_data.compared_rows(compared))
     st.caption(units.plain(f"{explain_data.off_by(compared)} {compared.capacity_reason}"))
     for note in compared.notes:
         st.warning(units.plain(note))
     if compared.verdicts_changed:
-        st.table([{"event": one.event if one.event >= 0 else "the start", "requested": units.size(one.requested_bytes),
-                   "before": one.before, "after": one.after} for one in compared.verdicts_changed[:CHANGES]],
-                 hide_index=True)
+        _table([{"event": one.event if one.event >= 0 else "the start", "requested": units.size(one.requested_bytes),
+                 "before": one.before, "after": one.after} for one in compared.verdicts_changed[:CHANGES]])
     else:
         st.info("No request ends otherwise.")
     with st.expander("What the model cannot know"):
@@ -183,10 +237,9 @@ def _what_if(found: explain_data.Explained, index: int, content: str) -> None:
 def _definitions(device: dict[str, Any]) -> None:
     st.subheader("Published definitions of fragmentation, and why none decides")
     values = device["definitions"]
-    st.table([{"owner": units.plain(one["owner"]), "formula": units.plain(one["formula"]),
-               "value": units.plain(_value(values[one["name"]], one["unit"], one["reason"])),
-               "why it does not decide": units.plain(one["objection"])} for one in device["about_definitions"]],
-             hide_index=True)
+    _table([{"owner": units.plain(one["owner"]), "formula": units.plain(one["formula"]),
+             "value": units.plain(_value(values[one["name"]], one["unit"], one["reason"])),
+             "why it does not decide": units.plain(one["objection"])} for one in device["about_definitions"]])
 
 
 def _value(value: float | None, unit: str, reason: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -16,8 +17,11 @@ pytest.importorskip("pandas")
 
 from kvobs.allocator.growth import parse
 from kvobs.allocator.readers import Unreadable
-from kvobs.allocator.settings import MIB
-from streamlit_app import explain_data
+from kvobs.allocator.recorder import RecordingAllocator
+from kvobs.allocator.search import SPLITS_MIB
+from kvobs.allocator.settings import MIB, Settings
+from kvobs.allocator.twin import OutOfMemory
+from streamlit_app import explain_data, units
 from tests.recordings import dump
 
 HOSTILE = "![x](https://example.org/x.png) <img src=x onerror=alert(1)> **`$"
@@ -41,6 +45,21 @@ def read(markdown: str) -> str:
     return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", markdown)
 
 
+def tables(found: Any) -> list[Any]:
+    """The page's tables, with the spaces that people see."""
+    return [table.value.replace("\u00a0", " ", regex=True) for table in found.table]
+
+
+def press(found: Any, name: str) -> Any:
+    next(button for button in found.button if button.label == name).click().run()
+    assert not found.exception, found.exception
+    return found
+
+
+def field(found: Any, name: str) -> Any:
+    return next(element for element in found.number_input if read(element.label) == name)
+
+
 def worked_out(path: Path) -> explain_data.Explained:
     return explain_data.work_out(path, path.name, lambda share, words: None)
 
@@ -61,8 +80,13 @@ def test_a_file_is_explained(tmp_path: Path) -> None:
     (verdict,) = [read(element.value) for element in found.error]
     assert verdict.startswith("**CAPACITY**: 256.00 MiB requested by linear.py:134 forward (from serve.py:20 answer) "
                               "(activation), the device had 34.00 MiB left.")
-    waste, holders, definitions = (table.value for table in found.table)
+    waste, pins, holders, definitions = tables(found)
     assert sum(int(value.split()[0].replace(",", "")) for value in waste["exactly"]) == 30 * MIB
+    document = worked_out(tmp_path / "made.pickle").document["devices"][0]
+    assert document["pins"]
+    assert [int(value, 16) for value in pins["segment"]] == [pin["address"] for pin in document["pins"]]
+    assert sum(pin["held_back_bytes"] for pin in document["pins"]) == document["waste"]["gaps_bytes"] == 14 * MIB
+    assert sorted(pins["held back"]) == ["14.00 MiB"]
     assert holders["kind"].tolist() == ["weights", "kv"]
     assert holders["bytes"].tolist() == ["10.00 MiB", "6.00 MiB"]
     assert len(definitions) == 9
@@ -72,7 +96,7 @@ def test_a_file_is_explained(tmp_path: Path) -> None:
 def test_a_hostile_name_is_text(tmp_path: Path) -> None:
     """A function called like Markdown and markup is shown as it is called."""
     found = shown(dump(tmp_path / "made.pickle", HOSTILE))
-    cell = next(cell for cell in found.table[1].value["allocated by"] if "example" in cell)
+    cell = next(cell for cell in found.table[2].value["allocated by"] if "example" in cell)
     assert HOSTILE in read(cell)
     assert re.search(r"(?<!\\)[<!`*$]", cell) is None
 
@@ -85,8 +109,8 @@ def test_a_profilers_trace_is_explained(tmp_path: Path) -> None:
          "args": {}} for start, length in ((0, 4_000.0), (5_000, 1_000.0), (9_000, 2_000.0))]}))
     found = shown(place)
     assert not found.error
-    (table,) = found.table
-    assert table.value[["call", "times", "in all", "median"]].values.tolist() == [["cudaMalloc", 3, "7 ms", "2 ms"]]
+    (table,) = tables(found)
+    assert table[["call", "times", "in all", "median"]].values.tolist() == [["cudaMalloc", 3, "7 ms", "2 ms"]]
     assert not found.metric
 
 
@@ -131,31 +155,91 @@ def test_a_copy_is_shown_under_its_own_name(tmp_path: Path) -> None:
 def test_what_if_is_compared(tmp_path: Path) -> None:
     """Compared with nothing changed, before and after are equal; more capacity lets the failed request succeed."""
     found = shown(dump(tmp_path / "made.pickle"))
-    found.button[-1].click().run()
-    assert not found.exception
-    table = found.table[2].value
+    press(found, "Compare")
+    table = tables(found)[3]
     assert table["before (modelled)"].tolist() == table["after (modelled)"].tolist()
     assert "No request ends otherwise." in [element.value for element in found.info]
-    found.number_input[2].set_value(1.0)
-    found.button[-1].click().run()
-    assert not found.exception
-    changed = found.table[3].value
+    field(found, "Capacity in GiB").set_value(1.0)
+    press(found, "Compare")
+    changed = tables(found)[4]
     assert changed[["requested", "before", "after"]].values.tolist() == [["256.00 MiB", "CAPACITY", "succeeds"]]
+
+
+def fragmented(path: Path) -> Path:
+    """Two segments of 60 MiB, each with 5 MiB in use, and 100 MiB asked of a device of 160 MiB: 110 MiB are free, but
+    two blocks pin them. Expandable segments give them back, and with a ``max_split_size_mb`` they would not be pinned.
+    """
+    made = RecordingAllocator(Settings(), 160 * MIB, space=1 << 40)
+    first, second = made.alloc(60 * MIB), made.alloc(60 * MIB)
+    made.free(first)
+    made.alloc(5 * MIB)
+    filler = made.alloc(55 * MIB)
+    made.free(second)
+    made.alloc(5 * MIB)
+    made.free(filler)
+    with contextlib.suppress(OutOfMemory):
+        made.alloc(100 * MIB)
+    made.dump(path)
+    return path
+
+
+def test_the_best_settings_are_found(tmp_path: Path) -> None:
+    """Of memory that blocks pin, the search finds what lets the failed request succeed, with the least reserved bytes
+    that any setting gives when it is compared alone. The line for the environment says it, and before and after stand
+    below.
+    """
+    found = press(shown(fragmented(tmp_path / "made.pickle")), "Find the best settings")
+    assert "FRAGMENTED" in found.error[0].value
+    ranking, compared = tables(found)[3:5]
+    made = worked_out(tmp_path / "made.pickle")
+    alone = [explain_data.compare(made, 0, changes, None, None).after for changes in (
+        {"expandable_segments": "True"}, *({"max_split_size_mb": str(size)} for size in SPLITS_MIB))]
+    least = min(run.peak_reserved_bytes for run in alone if not run.ooms)
+    assert len(ranking) == explain_data.RANKED
+    assert ranking[["out of memory", "peak reserved"]].values.tolist()[0] == ["0", units.size(least)]
+    best = read(ranking.iloc[0, 0])
+    assert best in {run.settings for run in alone if (run.ooms, run.peak_reserved_bytes) == (0, least)}
+    assert [element.value for element in found.code] == [f"PYTORCH_ALLOC_CONF={best}"]
+    rows = compared.set_index("what")
+    assert rows.loc["out of memory"].tolist() == ["1", "1", "0"]
+    assert read(rows.loc["settings", "after (modelled)"]) == best
+    (gain,) = [read(element.value) for element in found.success]
+    assert "1 of 1 OOMs less" in gain
+    assert "(modelled)" in gain
+
+
+def test_where_nothing_gains_it_is_said(tmp_path: Path) -> None:
+    """A request for more than the device has fails under all settings: nothing is better, and there is no line. The
+    search begins with the controls, and ranks them first.
+    """
+    found = shown(dump(tmp_path / "made.pickle"))
+    field(found, "max_split_size_mb").set_value(50)
+    press(found, "Find the best settings")
+    assert not found.code
+    assert any("None of the settings that were tried is better" in element.value for element in found.info)
+    assert read(tables(found)[3].iloc[0, 0]) == "max_split_size_mb:50"
+
+
+def test_the_search_tells_its_progress(tmp_path: Path) -> None:
+    """Progress of the search goes from 0 to 1 in steps of one setting."""
+    told: list[float] = []
+    _, best = explain_data.compare_with_best(worked_out(fragmented(tmp_path / "made.pickle")), 0, {}, None, None,
+                                             lambda share, words: told.append(share))
+    assert told == [step / len(best.ranking) for step in range(len(best.ranking) + 1)]
 
 
 def test_an_impossible_change_is_one_sentence(tmp_path: Path) -> None:
     """A change that is not possible is refused in words."""
     found = shown(dump(tmp_path / "made.pickle"))
-    found.number_input[1].set_value(5)
-    found.button[-1].click().run()
-    assert not found.exception
+    field(found, "max_split_size_mb").set_value(5)
+    press(found, "Compare")
     assert any("max_split_size_mb" in read(element.value) for element in found.error)
 
 
 def test_the_controls_mean_options() -> None:
     """What is left alone is not among the options; the others have PyTorch's names and forms."""
-    assert explain_data.changes_of("as recorded", 0, 0, 0.0) == {}
-    assert explain_data.changes_of("True", 64, 8, 0.8) == {
+    assert explain_data.changes_of("as recorded", None, "as recorded", None) == {}
+    assert explain_data.changes_of("True", 64, "8", 0.8) == {
         "expandable_segments": "True", "max_split_size_mb": "64", "roundup_power2_divisions": "8",
         "garbage_collection_threshold": "0.8"}
 
