@@ -32,6 +32,19 @@ CONTRAST = """() => {
     return [node.textContent.trim().slice(0, 40), (a + .05) / (b + .05)]; });
 }"""
 
+BROKEN = """() => [...document.querySelectorAll("td:not(.label), th")].flatMap((cell) => {
+  const found = [], texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode())
+    for (const word of text.data.matchAll(/[\\w.,]+/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((line) => line.top)).size > 1) found.push(word[0]);
+    }
+  return found; })"""
+HIDDEN = """() => [...document.querySelectorAll(".table")].filter((node) => node.scrollWidth > node.clientWidth)
+  .map((node) => node.getAttribute("aria-label"))"""
+
 
 def made(folder: Path, function: str = "answer") -> Path:
     recording = recorded(folder / "made.pickle", function)
@@ -74,12 +87,25 @@ def test_a_report_reads_whole(report: Window) -> None:
         assert len(inside(report, heading)) > 60, heading
 
 
+def test_a_narrow_report_reads_whole(tmp_path: Path) -> None:
+    """At 600 pixels no table runs off the right edge, and no word in a cell is broken but those of long labels."""
+    with browsing(width=600) as window:
+        window.page.goto(made(tmp_path).as_uri())
+        window.page.locator("canvas").wait_for()
+        assert window.page.get_by_role("region", name="Pinned segments").count() == 1
+        assert window.page.evaluate(HIDDEN) == []
+        assert window.page.evaluate(BROKEN) == []
+        window.page.set_viewport_size({"width": 260, "height": 900})
+        assert "Pinned segments" in window.page.evaluate(HIDDEN)  # the probe can see what is too wide
+
+
 def test_a_report_tells_the_files_truth(report: Window) -> None:
     """The verdict, the waste that sums to what is reserved, the score, and the holders are on the page in words."""
     verdict = inside(report, "Verdicts")
     assert "CAPACITY" in verdict
     assert "256.00 MiB requested" in verdict
     assert "8/8 addresses, 3/3 device allocations" in verdict
+    assert "other settings would have done (modelled), the best of them included: kvobs whatif FILE --search" in verdict
     sums = re.search(r"sum to ([\d,]+) B of ([\d,]+) B", inside(report, "Where the reserved bytes are"))
     assert sums is not None
     assert sums[1] == sums[2] == f"{30 * MIB:,}"

@@ -57,7 +57,7 @@ function swatch(name) {
   return element("span", {class: "swatch", "aria-hidden": "true", style: {background: `var(--${name})`}});
 }
 
-// Rows are arrays of texts, numbers-as-texts or nodes; a column is [title, "number" | "share" | ""].
+// Rows are arrays of texts, numbers-as-texts or nodes; a column is [title, "number" | "name" | "share" | "label" | ""]; a label may be one long word.
 function table(label, columns, rows) {
   const head = element("tr", {}, columns.map(([title, kind]) => element("th", {scope: "col", class: kind}, title)));
   const body = rows.map((row) => element("tr", {}, row.map((cell, index) =>

@@ -179,7 +179,7 @@ function mapOf(told, kinds, name) {
     element("li", {}, swatch("absent"), "not reserved at this moment"));
     const ordered = [...state.shown].sort((a, b) => blocks.size[b] - blocks.size[a] || blocks.at[a] - blocks.at[b]);
     largest.replaceChildren(table("The largest blocks at this moment",
-      [["address", "address"], ["bytes", "number"], ["state", ""], ["kind", ""], ["allocated by", ""]],
+      [["address", "name"], ["bytes", "number"], ["state", ""], ["kind", ""], ["allocated by", "label"]],
       ordered.slice(0, 10).map((index) => [addressOf(blocks.at[index]), sized(blocks.size[index]),
         pending(index) ? "pending" : "allocated", group(index)[1], group(index)[0]])));
   }

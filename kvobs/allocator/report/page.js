@@ -35,6 +35,8 @@ function verdicts(device, jump) {
   if (device.ooms_total > device.ooms.length) {
     parts.push(paragraph(`The first ${device.ooms.length} of ${count(device.ooms_total)} are shown.`, "quiet"));
   }
+  parts.push(element("p", {}, "What other settings would have done (modelled), the best of them included: ",
+    element("code", {}, "kvobs whatif FILE --search"), "."));
   return parts;
 }
 
@@ -48,12 +50,12 @@ function waste(device) {
       `${name} ${size(value)}`).join(", ")}, parts.filter((part) => part[1] > 0).map(([name, value]) =>
       element("span", {title: `${name}: ${size(value)}`, style: {width: `${100 * value / Math.max(reserved, sum, 1)}%`,
         background: `var(--${WASTE_COLOURS[name]})`}}))),
-    table("Where the reserved bytes are", [["class", ""], ["bytes", "number"], ["share", "number"], ["what it is", ""]],
+    table("Where the reserved bytes are", [["class", "name"], ["bytes", "number"], ["share", "number"], ["what it is", ""]],
       parts.map(([name, value, meaning]) => [element("span", {}, swatch(WASTE_COLOURS[name]), name), sized(value),
         reserved ? `${(100 * value / reserved).toFixed(1)} %` : "-", meaning])),
     ...(device.pins.length ? [element("h4", {}, "What keeps free bytes from being returned"),
-      table("Pinned segments", [["segment", "address"], ["its bytes", "number"], ["held back", "number"],
-        ["by blocks", "number"], ["smallest of them", "number"], ["allocated by", ""]],
+      table("Pinned segments", [["segment", "name"], ["its bytes", "number"], ["held back", "number"],
+        ["by blocks", "number"], ["smallest of them", "number"], ["allocated by", "label"]],
       device.pins.map(([address, bytes, held, blocks, block, frame]) => [`0x${address}`, sized(bytes), sized(held),
         count(blocks), sized(block), frame]))] : [])];
 }
@@ -110,7 +112,7 @@ function holdings(device) {
         style: {width: `${100 * value / Math.max(found.allocated, 1)}%`, background: `var(--${kind})`}}))),
     element("ul", {class: "legend"}, found.kinds.map(([kind, value]) => element("li", {}, swatch(kind),
       `${kind}: ${size(value)} (${(100 * value / Math.max(found.allocated, 1)).toFixed(1)} %)`))),
-    table(title, [["allocated by", ""], ["kind", ""], ["decided by", ""], ["bytes", "number"], ["blocks", "number"],
+    table(title, [["allocated by", "label"], ["kind", ""], ["decided by", ""], ["bytes", "number"], ["blocks", "number"],
       ["share", "share"]], [...found.top.map(([label, kind, rule, bytes, blocks]) =>
       [label, kind, rule, sized(bytes), count(blocks), share(bytes, found.allocated, kind)]),
     ...(found.rest ? [[`${count(found.rest)} others`, "", "", sized(found.rest_bytes), "",
@@ -131,7 +133,7 @@ function growth(device) {
   return [element("h3", {}, "Holders over the history"), paragraph(device.score, "score"),
     paragraph("“Grew” means that the least value per interval never fell over the second half, and ended "
       + "higher. So looks a leak, and so does a cache that fills. Requested bytes; each line has its own scale."),
-    table("Holders over the history", [["allocated by", ""], ["kind", ""], ["second half", ""], ["at first", "number"],
+    table("Holders over the history", [["allocated by", "label"], ["kind", ""], ["second half", ""], ["at first", "number"],
       ["at last", "number"], ["over events", ""]], rows)];
 }
 
@@ -141,7 +143,7 @@ function forced(device) {
     paragraph(`${count(device.forced_total)} allocations found no free block`
       + (device.forced_total > device.forced.length ? `; the ${device.forced.length} that took most are shown.` : ".")),
     table("Allocations that went to the device", [["event", "number"], ["requested", "number"],
-      ["taken from the device", "number"], ["kind", ""], ["allocated by", ""]],
+      ["taken from the device", "number"], ["kind", ""], ["allocated by", "label"]],
     device.forced.map(([event, , requested, taken, kind, frame]) =>
       [count(event), sized(requested), sized(taken), kind, frame]))];
 }
@@ -151,7 +153,7 @@ function definitions(device) {
     : unit === "By" ? sized(value) : value.toFixed(4);
   return [element("h3", {}, "Published definitions of fragmentation, and why none decides"),
     paragraph("Of the file's last state; peaks are of the replay.", "score"),
-    table("Definitions", [["name", ""], ["owner", ""], ["formula", ""], ["value", ""], ["why it does not decide", ""]],
+    table("Definitions", [["name", ""], ["owner", ""], ["formula", ""], ["value", ""], ["why it does not decide", "label"]],
       device.definitions.map(([name, owner, formula, value, unit, reason, objection]) =>
         [name, owner, formula, shown(value, unit, reason), objection]))];
 }
@@ -182,7 +184,7 @@ function calls() {
   if (!DATA.calls.length) return [];
   return [element("section", {}, element("h2", {}, "Calls for device memory"),
     paragraph("As the profiler recorded them; the first call of a process may contain the making of its context.", "quiet"),
-    table("Calls for device memory", [["call", ""], ["times", "number"], ["in all", "number"], ["median", "number"],
+    table("Calls for device memory", [["call", "label"], ["times", "number"], ["in all", "number"], ["median", "number"],
       ["95th percentile", "number"], ["longest", "number"], ["the first", "number"]],
     DATA.calls.map(([name, times, ...durations]) => [name, count(times),
       ...durations.map((nanos) => seconds(nanos / 1e3))])))];
