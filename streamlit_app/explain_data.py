@@ -131,7 +131,7 @@ def height_of(drawn: Mapping[str, Any]) -> int:
     """The pixels that timelines and maps need. A frame cannot tell: its page runs no script but its own."""
     lines = sum(420 for one in (*drawn["devices"], *drawn["usage"]) if one["timeline"] is not None)
     maps = [one["map"] for one in drawn["devices"]]
-    return 60 + lines + sum(400 + 16 * int(one["rows"]) + 37 * min(int(one["blocks"]["count"]), 10) for one in maps)
+    return 60 + lines + sum(400 + 16 * int(one["rows"]) + 54 * min(int(one["blocks"]["count"]), 10) for one in maps)
 
 
 def compare(found: Explained, index: int, changes: Mapping[str, str], capacity: int | None,

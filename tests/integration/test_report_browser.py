@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kvobs.allocator.explain import explain
+from kvobs.allocator.readers import read
 from kvobs.allocator.report import write_html
-from kvobs.allocator.settings import MIB
+from kvobs.allocator.settings import MIB, Settings
 from tests.browser import Window, browsing, viewing
 from tests.recordings import STEPS, dump, recorded
 
@@ -218,3 +219,33 @@ def test_the_explain_page_draws_the_map(tmp_path: Path) -> None:
         assert window.page.locator("img[src='x']").count() + frame.locator("img").count() == 0
         assert [url for url in window.asked if "127.0.0.1" not in url and not url.startswith(("data:", "about:"))] == []
         assert window.errors == []
+
+
+def test_two_sessions_explain_two_files(tmp_path: Path) -> None:
+    """Two people at once, each with a file: both searches end, and each sees the figures and the settings of the own
+    file only.
+    """
+    store = tmp_path / "store"
+    store.mkdir()
+    files = [dump(tmp_path / "plain.pickle"),
+             dump(tmp_path / "paged.pickle", settings=Settings(expandable_segments=True))]
+    with viewing(store) as address, browsing() as first:
+        second = Window(first.page.context.browser.new_context().new_page())
+        windows = (first, second)
+        for window, file in zip(windows, files, strict=True):
+            window.page.goto(address)
+            window.open("Explain")
+            window.page.get_by_label("Path").fill(str(file))
+            window.page.keyboard.press("Enter")
+        for window in windows:
+            window.page.get_by_role("button", name="Find the best settings").click(timeout=60_000)
+        for window, file, settings in zip(windows, files, ("the defaults", "expandable_segments:True"), strict=True):
+            window.page.get_by_text("settings that were tried (modelled)").wait_for(timeout=60_000)
+            window.page.get_by_text(f"{file.name}: ").wait_for()
+            reserved = sum(segment.size for segment in read(file).devices[0].state)
+            assert window.figure("reserved") == f"{reserved:,} B"
+            compared = window.page.locator("[data-testid=stTable]", has_text="KV growth")
+            compared.wait_for(timeout=30_000)
+            assert settings in compared.locator("tr", has_text="settings").first.inner_text()
+            assert window.page.locator("[data-testid=stException]").count() == 0
+            assert window.errors == []
