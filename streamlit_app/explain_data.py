@@ -176,7 +176,7 @@ def compared_rows(found: Comparison) -> list[dict[str, str]]:
 
     allocated = recorded.peak_allocated_bytes
     return [
-        row("settings", "", lambda run: units.plain(run.settings or "the defaults")),
+        row("settings", "", lambda run: units.plain(run.settings.replace(",", ", ") or "the defaults")),
         row("KV growth", "", lambda run: units.plain(run.growth)),
         row("capacity", "", lambda run: _limit(run.capacity_bytes)),
         row("peak reserved", units.size(recorded.peak_reserved_bytes), lambda run: units.size(run.peak_reserved_bytes)),
@@ -198,10 +198,10 @@ def _told(value: int | None) -> str:
 
 def ranked_rows(found: Found) -> list[dict[str, str]]:
     """The table of the best settings."""
-    return [{"settings (modelled)": units.plain(one.figures.settings or "the defaults"),
+    return [{"settings (modelled)": units.plain(one.figures.settings.replace(",", ", ") or "the defaults"),
              "out of memory": units.count(one.figures.ooms),
              "peak reserved": units.size(one.figures.peak_reserved_bytes),
-             "time in calls to the device (estimated)": _call_time(one.figures)} for one in found.ranking[:RANKED]]
+             "time in device calls (estimated)": _call_time(one.figures)} for one in found.ranking[:RANKED]]
 
 
 def off_by(found: Comparison) -> str:

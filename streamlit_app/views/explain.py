@@ -232,6 +232,9 @@ def _compared(compared: Comparison) -> None:
     with st.expander("What the model cannot know"):
         for sentence in compared.unknown:
             st.write(units.plain(sentence))
+    with st.expander("Where the estimated times come from"):
+        for source in dict.fromkeys(one.source for run in (compared.before, compared.after) for one in run.call_time):
+            st.write(units.plain(source))
 
 
 def _definitions(device: dict[str, Any]) -> None:
