@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
+
+_EVENT_KEYS = ("action", "addr", "size", "stream", "time_us", "compile_context", "user_metadata", "pool_id", "frames")
 
 BASE = 0x7F00_0000_0000
 MIB = 1 << 20
@@ -62,3 +65,40 @@ def _segment(device: int, address: int, pool: tuple[int, int], expandable: bool)
                  "frames": []},
                 {"address": address + 1536, "size": 2 * MIB - 1536, "requested_size": 0, "state": "inactive",
                  "frames": []}]}
+
+
+def history(seed: int) -> dict[str, Any]:
+    """A snapshot with histories in torch's form, with keys in some order, and some events of another form."""
+    draw = random.Random(seed)
+    frames = [{"name": f"f{draw.randrange(9)}", "filename": "a" * draw.choice((3, 70, 300)) + f"{number}.py",
+               "line": number} for number in range(12)]
+    keys = [key for key in _EVENT_KEYS if key in {"action", "addr", "size", "frames"} or draw.random() < 0.7]
+    if draw.random() < 0.3:
+        draw.shuffle(keys)
+    stacks: list[list[dict[str, Any]]] = [[]]
+    texts = [f"context {number}" for number in range(3)]
+
+    def event() -> dict[str, Any]:
+        if draw.random() < 0.6:
+            depth = draw.choice((0, 1, 2, 40))
+            stacks.append([draw.choice(frames) for _ in range(depth)])
+        values = {
+            "action": draw.choice(("alloc", "free_requested", "free_completed", "segment_alloc", "new")),
+            "addr": draw.choice((0, 255, 65_535, 1 << 20, 0x7F00_0000_0000, (1 << 62) + 1)) + 512 * draw.randrange(9),
+            "size": draw.choice((1, 300, 70_000, 1 << 31, 1 << 40)), "stream": draw.choice((0, 7, -3, 1 << 40)),
+            "time_us": 1_700_000_000_000_000 + draw.randrange(1000),
+            "compile_context": draw.choice(("N/A", f"own {draw.random()}", *texts)),
+            "user_metadata": draw.choice(("", texts[0])), "pool_id": (0, draw.randrange(3)),
+            "frames": draw.choice(stacks[-3:])}
+        made = {key: values[key] for key in keys}
+        if draw.random() < 0.05:
+            made["action"] = "oom"
+            made["device_free"] = made.pop("addr")
+        if draw.random() < 0.02:
+            made["unheard_of"] = [1, {"of": 2.5}]
+        return made
+
+    traces = [[event() for _ in range(draw.choice((0, 3, 40, 1200)))] for _ in range(draw.choice((1, 2, 3)))]
+    return {"segments": [{"device": 0, "address": 1 << 30, "total_size": 2 << 20, "stream": 0, "blocks": [
+        {"address": 1 << 30, "size": 2 << 20, "requested_size": 5, "state": "inactive", "frames": stacks[-1]}]}],
+        "device_traces": traces}

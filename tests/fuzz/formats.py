@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvobs.allocator.readers import _formats
+from kvobs.allocator.readers._limits import Refused
 from kvobs.allocator.recording import Recording
 from tests.fuzz import documents
 from tests.fuzz.mutations import Mutation, damaged_bytes, damaged_opcodes, damaged_values
@@ -63,15 +64,43 @@ def _from_file(data: bytes, scratch: str) -> Recording:
     return _formats.parse(data, "fuzz", path=scratch)
 
 
+def _both_ways(data: bytes, scratch: str) -> Recording:
+    """The short way through a pickle, which only large files take otherwise; it must agree with the whole way."""
+    short = _formats.condensed(data, "fuzz")
+    try:
+        whole = _formats.whole(data, "fuzz")
+    except Refused:
+        assert short is None, "What the whole way refuses, the short way reads."
+        raise
+    assert short is None or told(short) == told(whole), "The short and the whole way differ."
+    return whole
+
+
+def told(recording: Recording) -> list[Any]:
+    """Everything in a recording, with stacks and pools instead of their numbers."""
+    stacks, pools = recording.stacks, recording.pools
+    return [recording.schema, recording.settings, recording.notes, [
+        (device.device, device.annotations, list(zip(
+            device.events.action, device.events.address, device.events.size, device.events.stream,
+            device.events.time_us, [pools[pool] if pool >= 0 else None for pool in device.events.pool],
+            map(stacks.of, device.events.stack), strict=True)),
+         [(segment[:3], pools[segment.pool], segment.small, segment.expandable, stacks.of(segment.stack),
+           [(block[:4], stacks.of(block.stack)) for block in segment.blocks]) for segment in device.state])
+        for device in recording.devices]]
+
+
 def _json(document: Any) -> bytes:
     return json.dumps(document).encode("utf-8", "surrogatepass")
 
 
+_SMALL = (2, 4, 8, 9, 10, 14, 15, 16, 24)  # histories of a few kilobytes
 _PICKLES = [pickle.dumps(document, protocol) for protocol in (2, 4) for document in _documents()]
 _TEXTS = [_json(document) for document in _documents()]
 _PROFILES = _profiles()
 FORMATS = (
     Format("pickle", _PICKLES, (damaged_opcodes, damaged_opcodes, damaged_bytes, damaged_values(pickle.dumps))),
+    Format("condensed", [pickle.dumps(documents.history(seed), protocol) for seed in _SMALL for protocol in (4, 5)],
+           (damaged_opcodes, damaged_bytes, damaged_values(pickle.dumps)), _both_ways),
     Format("json", _TEXTS, (damaged_bytes, damaged_values(_json))),
     Format("gz", [gzip.compress(data, mtime=0) for data in (_PICKLES[4], _TEXTS[2])], (_packed,)),
     Format("kineto", _PROFILES[:2], (damaged_bytes, damaged_values(_json))),

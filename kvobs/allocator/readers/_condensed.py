@@ -18,7 +18,6 @@ from kvobs.allocator.readers._events import LATEST
 from kvobs.allocator.readers._frames import Interner
 from kvobs.allocator.readers._limits import MAX_ADDRESS, MAX_SIZE, MAX_TEXT_BYTES, Refused
 from kvobs.allocator.readers._pickle import ONE, OTHER, Data, Progress
-from kvobs.allocator.readers._pools import Pools
 from kvobs.allocator.recording import UNKNOWN, Events
 
 _LARGEST_FRAME = 1 << 20  # bytes; pickle begins a new one after 64 KiB
@@ -31,27 +30,24 @@ _RUN = re.compile(rb"()(\}%b*+|%b++)" % (OTHER, OTHER), re.DOTALL)
 class Condensed:
     """The short ``pickle`` (of a document and a list), and the events that it does not have, in their order.
 
-    ``_frames`` are places in the list, ``_pool`` in ``_pairs``.
+    ``_frames`` are places in the list. None of them names a pool.
     """
 
     def __init__(self) -> None:
         self.pickle = b""
         self._events = Events()
-        self._frames, self._pool = array("q"), array("i")
-        self._pairs: dict[tuple[int, int] | None, int] = {None: UNKNOWN}
+        self._frames = array("q")
         self._numbers = Numbers()
         self._stack_of: list[int] = []
-        self._pool_of: dict[int, int] = {}
         self._passed = 0
 
-    def resolve(self, lists: list[Any], stacks: Interner, pools: Pools) -> None:
+    def resolve(self, lists: list[Any], stacks: Interner) -> None:
         """Take what the short pickle made of the list.
 
         Raises:
-            Refused: something in it is no list of frames, or there are too many pools.
+            Refused: something in it is no list of frames.
         """
         self._stack_of = [stacks.stack(frames) for frames in lists]
-        self._pool_of = {place: UNKNOWN if pair is None else pools.index(pair) for pair, place in self._pairs.items()}
 
     def append(self, found: Events, count: int) -> None:
         """Append the next ``count`` events.
@@ -65,10 +61,10 @@ class Condensed:
         for name in ("action", "address", "size", "stream", "time_us"):
             getattr(found, name).extend(getattr(self._events, name)[first:self._passed])
         found.stack.extend([self._stack_of[place] for place in self._frames[first:self._passed]])
-        found.pool.extend([self._pool_of[place] for place in self._pool[first:self._passed]])
+        found.pool.extend(array("i", (UNKNOWN,)) * count)
 
-    def add(self, form: EventForm, rows: list[tuple[bytes, ...]], actions: dict[bytes, int], frames: list[int],
-            pools: list[tuple[int, int] | None]) -> None:
+    def add(self, form: EventForm, rows: list[tuple[bytes, ...]], actions: dict[bytes, int],
+            frames: list[int]) -> None:
         """Add events as they stand in the file.
 
         Raises:
@@ -86,9 +82,6 @@ class Condensed:
         found.stream.extend(column("stream", 0))
         found.time_us.extend(_within(column("time_us", UNKNOWN), UNKNOWN, LATEST, "time_us"))
         self._frames.extend(frames)
-        pairs = self._pairs
-        self._pool.extend([pairs.setdefault(pair, len(pairs) - 1) for pair in pools] if pools
-                          else array("i", (UNKNOWN,)) * len(rows))
 
 
 def _within(column: array[int], low: int, high: int, what: str) -> array[int]:
@@ -185,7 +178,6 @@ class _Condenser:
     def _take(self, found: list[tuple[bytes, ...]]) -> None:
         """Events, and runs of other opcodes between them. About 1 us per event."""
         frames: list[int] = []
-        pools: list[tuple[int, int] | None] = []
         form, learner, emit, lists, plain = self._form, self._learner, self._out.append, self._lists, self._plain
         memo, (last, last_place) = learner.memo, self._last
         for one in found:
@@ -197,11 +189,9 @@ class _Condenser:
             assert form is not None
             emit(b"N\x94")
             memo += 1
-            pool = None
             for group in form.before:
                 if one[group] not in plain:
-                    more = self._keep(form, one[group])
-                    memo, pool = memo + more.memos, more.pool or pool
+                    memo += self._keep(form, one[group]).memos
             listed = one[form.frames]
             if listed[0] == _LIST:
                 try:
@@ -221,14 +211,11 @@ class _Condenser:
                 frames.append(self._fetched.setdefault(listed, len(self._fetched)))
             for group in form.after:
                 if one[group] not in plain:
-                    more = self._keep(form, one[group])
-                    memo, pool = memo + more.memos, more.pool or pool
-            if form.pools:
-                pools.append(pool)
+                    memo += self._keep(form, one[group]).memos
         learner.memo, self._last = memo, (last, last_place)
         if frames and form is not None:
             rows = found if len(frames) == len(found) else [one for one in found if one[0]]
-            self._made.add(form, rows, learner.actions, frames, pools)
+            self._made.add(form, rows, learner.actions, frames)
 
     def _keep(self, form: EventForm, told: bytes) -> More:
         """Keep further fields of an event, as far as they matter."""
@@ -237,7 +224,7 @@ class _Condenser:
             if len(self._more) > _MANY:
                 self._more.clear()
             more = self._more[told] = form.more(told)
-            if not more.memos and more.pool is None and len(self._plain) < _MANY:
+            if not more.memos and len(self._plain) < _MANY:
                 self._plain.add(told)
         if more.memos:
             self._out.append(more.kept)

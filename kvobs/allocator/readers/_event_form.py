@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 from kvobs.allocator.readers._pickle import GET, INTEGER, ONE, OTHER, TEXT
@@ -20,7 +20,6 @@ _GETS = rb"(?:j....j....j....j....)*+%b*+" % GET
 _FORMS = {"action": rb"(%b)" % GET, "frames": rb"(\]\x94(?:\(%be|%ba)?+|%b)" % (_GETS, GET, GET),
           **dict.fromkeys(_NUMBERS, rb"(%b)" % INTEGER)}
 _MORE = rb"(?:%b|[N\x88\x89]|%b\x94|%b%b\x86\x94|%b)" % (GET, TEXT, INTEGER, INTEGER, INTEGER)
-_PAIR = re.compile(rb"(%b)(%b)\x86" % (INTEGER, INTEGER), re.DOTALL)
 _MEMOIZE, _FIRST_KEY, _BEFORE = b"\x94", b"\x8c\x06action", [b"}", b"\x94", b"("]
 _LONGEST_KEY = 64
 _LONG = 0x8A
@@ -31,13 +30,10 @@ class Unusual(Exception):
 
 
 class More(NamedTuple):
-    """Fields of an event that are kept in the short pickle for what they put into the memo: how, and how many entries;
-    and the pool's id, if it is there.
-    """
+    """Fields of an event that are kept in the short pickle for what they put into the memo: how, and how much."""
 
     kept: bytes
     memos: int
-    pool: tuple[int, int] | None
 
 
 class EventForm:
@@ -54,6 +50,8 @@ class EventForm:
             Unusual: one that every event has is missing, or there twice.
         """
         names = [name for name, _ in keys if name in _FORMS]
+        if any(name in _POOL_KEYS for name, _ in keys):
+            raise Unusual  # a pair has too many forms: written out, fetched, a list
         if not {"action", "addr", "size", "frames"} <= set(names) or len(set(names)) < len(names):
             raise Unusual
         self.groups: dict[str, int] = {}
@@ -72,14 +70,11 @@ class EventForm:
                 (self.after if "frames" in self.groups else self.before).append(group)
         self.pattern = re.compile(rb"(\}\x94\(%bu)|(\}%b*+|%b++)" % (fields, OTHER, OTHER), re.DOTALL)
         self.action, self.frames = self.groups["action"], self.groups["frames"]
-        self.pools = {fetch(place) for name, place in keys if name in _POOL_KEYS}
 
     def more(self, told: bytes) -> More:
         """What becomes of further fields as they are written."""
-        ops = ONE.findall(told)
-        memos = ops.count(_MEMOIZE)
-        pool = next((value for key, value in pairwise(ops) if key in self.pools and value[-1:] == b"\x86"), None)
-        return More(b"(" + told + b"1" if memos else b"", memos, None if pool is None else pair(pool))
+        memos = ONE.findall(told).count(_MEMOIZE)
+        return More(b"(" + told + b"1" if memos else b"", memos)
 
 
 class Learner:
@@ -129,7 +124,9 @@ class Learner:
                 place = int.from_bytes(op[1:], "little")
             else:
                 raise Unusual
-            found.append((self.actions.texts.get(place, ""), place))
+            if place not in self.actions.texts:  # written in another way: it might be any key
+                raise Unusual
+            found.append((self.actions.texts[place], place))
             at = self._after_value(at + 1)
         return found
 
@@ -196,13 +193,6 @@ def number(op: bytes) -> int:
     if op[0] == _LONG:
         return int.from_bytes(op[2:], "little", signed=True)
     return int.from_bytes(op[1:], "little", signed=op[0] == 0x4A)
-
-
-def pair(op: bytes) -> tuple[int, int]:
-    """The two numbers of a pool's id."""
-    found = _PAIR.fullmatch(op)
-    assert found is not None
-    return number(found[1]), number(found[2])
 
 
 def fetch(place: int) -> bytes:

@@ -63,7 +63,7 @@ def condensed(data: Data, name: str, progress: Progress = lambda done: None) -> 
             return None
         document, lists = _pickle.build(io.BytesIO(short.pickle))
         return _snapshot.recording(document, name, lambda done: progress(0.8 + done * 0.2), short=(short, lists))
-    except Refused:
+    except (Refused, OverflowError):  # a number of more than 64 bits is told by the whole way
         return None
 
 

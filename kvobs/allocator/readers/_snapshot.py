@@ -41,7 +41,7 @@ def recording(document: Any, name: str, progress: Progress = lambda done: None,
     stacks, pools = Interner(), Pools()
     found = states(rows, stacks, pools)
     if short is not None:
-        short[0].resolve(short[1], stacks, pools)
+        short[0].resolve(short[1], stacks)
     total = sum(map(len, traces))
     starts = list(accumulate(map(len, traces), initial=0))
     histories = [events(trace, decode, stacks, pools, _part(progress, start, len(trace), total),
