@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import shlex
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,21 +50,22 @@ def explain(file: Annotated[Path, typer.Argument(help="A memory snapshot of torc
     torch.cuda.memory._record_memory_history() begins the history, torch.cuda.memory._dump_snapshot(FILE) writes the
     file. What other settings would have done: kvobs whatif FILE --search.
     """
-    from kvobs.allocator.explain import Hypothetical
-    from kvobs.allocator.explain import explain as explain_recording
-    from kvobs.allocator.verdict import Request
-
     if engine not in ENGINES:
         raise Refused(f"'{engine}' is no engine; allowed are {', '.join(ENGINES)}.")
     if request is None and (stream or device_free is not None):
         raise Refused("The options --stream and --device-free belong to --request.")
     if html is not None and os.path.realpath(html) == os.path.realpath(file):
         raise Refused("The page would take the place of the file that it is about; name another for --html.")
-    asked = [] if request is None else [Hypothetical(
-        Request(parse_size(request, "--request", 1), stream),
-        None if device_free is None else parse_size(device_free, "--device-free", 0))]
-    with progress() as tell:
+    size = None if request is None else parse_size(request, "--request", 1)
+    left = None if device_free is None else parse_size(device_free, "--device-free", 0)
+    with progress() as tell, no_collector():
         recording = read(file, tell)
+
+        from kvobs.allocator.explain import Hypothetical
+        from kvobs.allocator.explain import explain as explain_recording
+        from kvobs.allocator.verdict import Request
+
+        asked = [] if size is None else [Hypothetical(Request(size, stream), left)]
         try:
             explained = explain_recording(recording, asked, engine, tell)
         except ValueError as error:
@@ -93,11 +97,35 @@ def read(file: Path, tell: Callable[[str], None]) -> Recording:
     from kvobs.allocator.readers import Unreadable
     from kvobs.allocator.readers import read as read_recording
 
+    # The child that reads has a core of its own; what comes next is made ready meanwhile.
+    ready = Thread(target=_prepare, daemon=True)
+    ready.start()
     tell(f"Reading {file.name}")
     try:
         return read_recording(file)
     except Unreadable as error:
         raise Refused(str(error)) from None
+    finally:
+        ready.join()
+
+
+def _prepare() -> None:
+    from kvobs.allocator import core
+
+    importlib.import_module("kvobs.allocator.explain")
+    core.why_not()
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Without the cyclic garbage collector: it would look again and again at millions of objects that all live on."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
