@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvobs.allocator import calls as device_calls
 from kvobs.allocator.definitions import Peaks, Wanted, definitions
 from kvobs.allocator.held import forced, held
 from kvobs.allocator.holders import Attribution, Holder, frame_text, holders
+from kvobs.allocator.live import evidence_of
 from kvobs.allocator.pinning import Pin, pins
-from kvobs.allocator.recording import OOM, SEGMENT_UNMAP, DeviceRecording, Recording, Usage
+from kvobs.allocator.recording import OOM, SEGMENT_UNMAP, UNKNOWN, DeviceRecording, Recording, Usage
 from kvobs.allocator.replay import OOM_STATES, replay
 from kvobs.allocator.replayed import RecordedOom, Replay, Score
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
-from kvobs.allocator.verdict import SUCCEEDS, Judgement, Request, Verdict, judge
+from kvobs.allocator.verdict import SUCCEEDS, Judgement, Request, judge
 from kvobs.allocator.waste import waste
 
 SHOWN = 20
@@ -102,6 +104,7 @@ def _device(recording: Recording, device: DeviceRecording, settings: Settings, r
     wanted = Wanted(last.requested, last.stream, last.pool) if last is not None and last.requested > 0 else None
     wasted = asdict(waste(state, settings).total)
     reserved = wasted.pop("reserved_bytes")
+    published = definitions(state, settings, peaks, wanted)
     now = holders(state, recording.stacks, SHOWN, attribution)
     over_time = held(recording, device, replayed) if usable else None
     return {
@@ -115,9 +118,9 @@ def _device(recording: Recording, device: DeviceRecording, settings: Settings, r
         "segments": len(state),
         "expandable": any(segment.expandable for segment in state),
         "peak": None if peaks is None else {f"{name}_bytes": value for name, value in peaks._asdict().items()},
-        "definitions": {found.name: found.value for found in definitions(state, settings, peaks, wanted)},
+        "definitions": {found.name: found.value for found in published},
         "about_definitions": [{name: value for name, value in asdict(found).items() if name != "value"}
-                              for found in definitions(state, settings, peaks, wanted)],
+                              for found in published],
         "waste": {"requested_bytes": wasted.pop("allocated_bytes")} | wasted,
         "pins": [_pin(recording, pin) | {"label": _label(attribution, pin)} for pin in pins(state, settings)[:SHOWN]],
         "replay": {"events": len(device.events), "addresses": _score(replayed.addresses),
@@ -150,7 +153,7 @@ def _oom(recording: Recording, device: DeviceRecording, settings: Settings, repl
         "device_free_bytes": oom.device_free, "stream": oom.stream, "verdict": None, "evidence": {}, "sentence": "",
         "note": "", "reproduced": oom.reproduced}
     if quiet:  # nothing changed since: the last state is that of the OOM
-        oom = RecordedOom(oom.event, oom.requested, oom.stream, oom.pool, oom.device_free, oom.time_us, device.state)
+        oom = replace(oom, state=device.state)
     elif not replayed.usable:
         return told | {"note": f"The state at this moment is not known: {replayed.reason}."}
     if oom.state is None:
@@ -173,11 +176,7 @@ def _hypothetical(recording: Recording, state: State, settings: Settings, asked:
 
 
 def _judgement(recording: Recording, found: Judgement) -> dict[str, Any]:
-    evidence = {name: value for name, value in asdict(found.evidence).items() if name not in {"pins", "elsewhere"}}
-    elsewhere = found.evidence.elsewhere
-    evidence["elsewhere"] = None if elsewhere is None else elsewhere._asdict()
-    if found.verdict is Verdict.FRAGMENTED:
-        evidence["pins"] = [_pin(recording, pin) for pin in found.evidence.pins]
+    evidence = evidence_of(found) | {"pins": [_pin(recording, pin) for pin in found.evidence.pins]}
     return {"verdict": str(found.verdict), "evidence": evidence, "sentence": found.sentence}
 
 
@@ -209,6 +208,11 @@ def _score(score: Score) -> dict[str, int]:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     return {"device": usage.device, "samples": len(usage.time_us),
-            "peak_allocated_bytes": max(usage.allocated, default=None),
-            "peak_reserved_bytes": max(usage.reserved, default=None),
+            "peak_allocated_bytes": _peak(usage.allocated), "peak_reserved_bytes": _peak(usage.reserved),
             "peak_by_category_bytes": {name: max(column, default=0) for name, column in usage.categories.items()}}
+
+
+def _peak(column: array[int]) -> int | None:
+    """The largest value; None where the file never told one."""
+    most = max(column, default=UNKNOWN)
+    return None if most == UNKNOWN else most

@@ -20,7 +20,7 @@ class Score:
 class RecordedOom:
     """An OOM of the history. ``event`` is its index, ``device_free`` what the device had left, ``state`` the
     allocator's state at that moment (None beyond the first 64 of a file). ``reproduced`` tells whether the twin ran out
-    of memory there too.
+    of memory there too, None where it was not replayed to there.
     """
 
     event: int
@@ -30,7 +30,7 @@ class RecordedOom:
     device_free: int
     time_us: int
     state: State | None
-    reproduced: bool = True
+    reproduced: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def _tell(document: dict[str, Any]) -> None:
             for call in document["device_calls"]])
     for usage in document["usage"]:
         peaks = [f"{name} {size_text(usage[key])}" for name, key in (
-            ("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")) if (usage[key] or -1) >= 0]
+            ("allocated", "peak_allocated_bytes"), ("reserved", "peak_reserved_bytes")) if usage[key] is not None]
         print()
         named = "a device that the file does not name" if usage["device"] == "unknown" else usage["device"]
         say(f"Usage of {named}: {usage['samples']:,} samples, peak {', '.join(peaks) or 'not told'}"
@@ -226,7 +226,8 @@ def _tables(device: dict[str, Any]) -> None:
 def replay_text(replay: dict[str, Any]) -> str:
     """How far the replay agrees, in one line."""
     if not replay["usable"]:
-        return f"Not replayed: {replay['reason']}."
+        told = "Not replayed" if replay["engine"] == "none" else "Replayed, but nothing can be concluded from it"
+        return f"{told}: {replay['reason']}."
     parts = [f"{replay[key]['matched']:,}/{replay[key]['checked']:,} {name}" for key, name in (
         ("addresses", "addresses"), ("device_allocs", "device allocations"), ("device_frees", "device frees"))]
     return (f"Replayed {replay['events']:,} events ({replay['engine']}): {', '.join(parts)} reproduced"
