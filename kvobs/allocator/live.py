@@ -9,7 +9,7 @@ from typing import Any
 
 from kvobs.allocator.readers._pools import Pools
 from kvobs.allocator.readers._segments import states
-from kvobs.allocator.settings import MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_SEGMENT, SMALL_SIZE, Settings, parse
+from kvobs.allocator.settings import MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_SEGMENT, SMALL_SIZE, Settings, known
 from kvobs.allocator.state import State
 from kvobs.allocator.verdict import Judgement, Request, judge
 
@@ -52,10 +52,7 @@ def retry(segments: Iterable[Mapping[str, Any]], conf: str, device: int, stream:
     Raises:
         ValueError: a segment is not what torch lists.
     """
-    try:
-        settings = parse(conf)
-    except ValueError:
-        settings = Settings()
+    settings = known(conf)
     state = state_of(segments, device)
     left = max(allowed - sum(segment.size for segment in state), 0)
     least, most = requests_of(segment_bytes, settings)

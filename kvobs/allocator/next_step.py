@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvobs.allocator.live import evidence_of, state_of
-from kvobs.allocator.settings import MIB, Settings, parse
+from kvobs.allocator.settings import MIB, known
 from kvobs.allocator.state import State
 from kvobs.allocator.verdict import SUCCEEDS, Demand, Evidence, Judgement, Verdict, for_demands
 
@@ -82,7 +82,7 @@ def next_step(segments: Iterable[Mapping[str, Any]], conf: str, device: str, for
     if not judged:
         return NextStep(device, None, f"{asked}; there are too many blocks to judge it.", requests=requests,
                         requested_bytes=total, not_known=unknown)
-    index, found = for_demands(state, _settings(conf), _first(demands, judged), device_free, left)
+    index, found = for_demands(state, known(conf), _first(demands, judged), device_free, left)
     if judged < requests and found.verdict in SUCCEEDS:
         return NextStep(device, None, f"{asked}; the first {judged} are served, the others were not judged: it would "
                         "take too long.", requests=requests, requested_bytes=total, not_known=unknown)
@@ -103,13 +103,6 @@ def told(found: NextStep) -> dict[str, Any]:
     if found.verdict is not None and found.evidence is not None:
         whole["evidence"] = evidence_of(Judgement(found.verdict, found.evidence, found.sentence))
     return whole
-
-
-def _settings(conf: str) -> Settings:
-    try:
-        return parse(conf)
-    except ValueError:
-        return Settings()
 
 
 def _stream(state: State, growth: Growth) -> int:

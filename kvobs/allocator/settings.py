@@ -116,6 +116,15 @@ def parse(conf: str) -> Settings:
     return found
 
 
+def known(conf: str) -> Settings:
+    """The same of a PyTorch that runs, or ran: options that only it knows are passed over, as it has accepted them."""
+    found = Settings()
+    for part in _parts(conf):
+        with suppress(ValueError):
+            found = _changed(found, part)
+    return found
+
+
 def _parts(conf: str) -> list[str]:
     return [part for part in re.split(r",(?![^\[]*\])", conf) if part.strip()]
 
@@ -129,10 +138,7 @@ def _changed(settings: Settings, part: str) -> Settings:
 
 def from_snapshot(told: dict[str, Any]) -> Settings:
     """The settings that a snapshot's ``allocator_settings`` describe; what it does not tell stays the default."""
-    found = Settings()
-    for part in _parts(str(told.get("PYTORCH_CUDA_ALLOC_CONF") or told.get("PYTORCH_ALLOC_CONF") or "")):
-        with suppress(ValueError):  # a newer option; the fields below are what was in force
-            found = _changed(found, part)
+    found = known(str(told.get("PYTORCH_CUDA_ALLOC_CONF") or told.get("PYTORCH_ALLOC_CONF") or ""))
     split = told.get("max_split_size", -1)
     divisions = told.get("roundup_power2_divisions")
     return replace(
