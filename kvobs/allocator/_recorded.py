@@ -55,9 +55,11 @@ class RecordedDevice:
         if kind == SEGMENT_ALLOC and recorded == size:
             del self.calls[0]
             return address
-        if kind in {SEGMENT_FREE, SEGMENT_UNMAP} or (kind < 0 and self.failing):
+        if kind in GIVEN_BACK or (kind < 0 and self.failing):
             return None
-        return self._invent(SEGMENT_ALLOC, size)
+        address = self._nowhere_for(size)
+        self.extra.append((SEGMENT_ALLOC, address, size))
+        return address
 
     def free(self, address: int, size: int) -> None:
         """Tick the recorded call off."""
@@ -66,10 +68,7 @@ class RecordedDevice:
     def reserve(self, size: int) -> int:
         """Where the recording maps next."""
         told = next((address for kind, address, _ in self.calls if kind == SEGMENT_MAP), None)
-        if told is not None:
-            return told
-        self._nowhere += -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
-        return self._nowhere - -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+        return self._nowhere_for(size) if told is None else told
 
     def map(self, address: int, size: int) -> bool:
         """Whether the recording maps these pages; False where it shows that memory was given back first."""
@@ -79,7 +78,7 @@ class RecordedDevice:
         if (kind, recorded, length) == (SEGMENT_MAP, address, size):
             del self.calls[0]
             return True
-        if kind in {SEGMENT_FREE, SEGMENT_UNMAP} or (kind < 0 and self.failing):
+        if kind in GIVEN_BACK or (kind < 0 and self.failing):
             return False
         self.extra.append((SEGMENT_MAP, address, size))
         return True
@@ -95,10 +94,10 @@ class RecordedDevice:
         except ValueError:
             self.extra.append((kind, address, size))
 
-    def _invent(self, kind: int, size: int) -> int:
+    def _nowhere_for(self, size: int) -> int:
+        """Addresses that no device has."""
         address = self._nowhere
         self._nowhere += -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
-        self.extra.append((kind, address, size))
         return address
 
 
@@ -288,30 +287,31 @@ class PythonReplayer:
         calls = self._begin(script, index, True)
         size, stream, pool = script.size[index], script.stream[index], script.pool[index]
         if size >= 0 and calls[0][0] == SEGMENT_MAP:  # pages for it, until the device had no more
-            self._expect_nothing(size, stream, pool, index)
+            self._serves(size, stream, pool)
         self._give_back(script, index)
         self._follow(script, index, calls)
 
     def _oom(self, script: Script, index: int) -> None:
         calls = self._begin(script, index, True)
         size, stream, pool = script.size[index], script.stream[index], script.pool[index]
-        if calls and calls[0][0] == SEGMENT_MAP:
-            self._expect_nothing(size, stream, pool, index)
+        served = bool(calls) and calls[0][0] == SEGMENT_MAP and self._serves(size, stream, pool)
         self._give_back(script, index)
         # What was freed just before may have been waited for: the allocator then asks the device only.
-        if (index == 0 or script.step[index - 1] not in {steps.COMPLETE, steps.FREE}) and self._allocator.fits(
-                size, stream, pool):
-            self.tally.unexpected.add(index)
+        if index == 0 or script.step[index - 1] not in {steps.COMPLETE, steps.FREE}:
+            served |= self._allocator.fits(size, stream, pool)
         settings = self._allocator.settings
         if script.address[index] < settings.segment_size(settings.round_size(size)):  # else a memory fraction refused
-            self._expect_nothing(size, stream, pool, index)
+            served |= self._serves(size, stream, pool)
+        if served:
+            self.tally.unexpected.add(index)
         self._follow(script, index, calls)
 
-    def _expect_nothing(self, size: int, stream: int, pool: int, index: int) -> None:
+    def _serves(self, size: int, stream: int, pool: int) -> bool:
+        """Whether the device, as recorded, would serve a request; the pages that it mapped stay."""
         given = self._allocator.alloc_from_device(size, stream, pool)
         if given is not None:
-            self.tally.unexpected.add(index)
             self._allocator.free(given)
+        return given is not None
 
     def _follow(self, script: Script, index: int, calls: list[Call], scored: bool = True) -> None:
         """Count what agreed, then take back what the twin did alone and do what only the recording has."""

@@ -11,11 +11,17 @@ from typing import Any
 
 from kvobs.allocator.blocks import Block
 from kvobs.allocator.device import SimulatedDevice
-from kvobs.allocator.recording import ACTIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM
-from kvobs.allocator.recording import SEGMENT_ALLOC as ALLOCATED_SEGMENT
-from kvobs.allocator.recording import SEGMENT_FREE as FREED_SEGMENT
-from kvobs.allocator.recording import SEGMENT_MAP as MAPPED
-from kvobs.allocator.recording import SEGMENT_UNMAP as UNMAPPED
+from kvobs.allocator.recording import (
+    ACTIONS,
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+)
 from kvobs.allocator.settings import INTERVALS, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, Segment
 from kvobs.allocator.twin import Allocator, OutOfMemory
@@ -105,7 +111,7 @@ class RecordingAllocator(Allocator):
     def device_call(self, action: int, address: int, size: int) -> None:
         """Write down what the device did; used by the device."""
         stream, frames = self._asking
-        self._log(action, address, size, stream if action in {ALLOCATED_SEGMENT, MAPPED} else self._releasing,
+        self._log(action, address, size, stream if action in {SEGMENT_ALLOC, SEGMENT_MAP} else self._releasing,
                   frames)
 
     def _release(self, block: Block) -> None:
@@ -145,22 +151,22 @@ class _Listening(SimulatedDevice):
         """Take memory, and say so."""
         address = super().malloc(size)
         if address is not None:
-            self._listener.device_call(ALLOCATED_SEGMENT, address, size)
+            self._listener.device_call(SEGMENT_ALLOC, address, size)
         return address
 
     def free(self, address: int, size: int) -> None:
         """Give memory back, and say so."""
         super().free(address, size)
-        self._listener.device_call(FREED_SEGMENT, address, size)
+        self._listener.device_call(SEGMENT_FREE, address, size)
 
     def map(self, address: int, size: int) -> bool:
         """Map pages, and say so."""
         mapped = super().map(address, size)
         if mapped:
-            self._listener.device_call(MAPPED, address, size)
+            self._listener.device_call(SEGMENT_MAP, address, size)
         return mapped
 
     def unmap(self, address: int, size: int) -> None:
         """Unmap pages, and say so."""
         super().unmap(address, size)
-        self._listener.device_call(UNMAPPED, address, size)
+        self._listener.device_call(SEGMENT_UNMAP, address, size)

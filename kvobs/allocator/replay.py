@@ -67,7 +67,7 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
                        addresses=Score(*tally.addresses), device_allocs=Score(*tally.device_allocs),
                        device_frees=Score(*tally.device_frees), engine=replayer.engine)
     except (AssertionError, IndexError, KeyError, ValueError):  # only where the twin was led into nonsense
-        return _unusable(device, undone.state, "the history contradicts itself: two blocks would lie in one place")
+        return _unusable(device, undone.state, "the history contradicts itself: it leads to a state that cannot be")
     tally = replayer.tally
     scores = [Score(*tally.addresses), Score(*tally.device_allocs), Score(*tally.device_frees)]
     usable, reason = _judge(scores, tally, undone.contradictions, len(events))
@@ -87,12 +87,11 @@ class _Hopeless(Exception):
     """So many facts differ that no conclusion can rest on the replay, whatever follows."""
 
 
-def _advance(replayer: Replayer, script: Script, start: int, stop: int) -> None:
+def _advance(replayer: Replayer, script: Script, start: int, stop: int, most_misses: float) -> None:
     """Replay some steps, as long as it can become usable: following a foreign history is slow."""
-    facts = script.step.tobytes().count(steps.ALLOC) + len(script.call)
     for at in range(start, stop, SLICE):
         replayer.run(script, at, min(at + SLICE, stop))
-        if _misses(replayer.tally) > max(HOPELESS_SHARE * facts, LEAST_MISSES):
+        if _misses(replayer.tally) > most_misses:
             raise _Hopeless
 
 
@@ -119,19 +118,21 @@ def _run(replayer: Replayer, script: Script, device: DeviceRecording, pools: arr
     found: list[RecordedOom] = []
     events, at, seen, done = device.events, 0, 0, 0
     stacks = {block.address: block.stack for segment in device.state for block in segment.blocks}
+    facts = script.step.tobytes().count(steps.ALLOC) + len(script.call)
+    most_misses = max(HOPELESS_SHARE * facts, LEAST_MISSES)
     while True:
         try:
             stop = script.step.index(steps.OOM, at) + 1
         except ValueError:
-            _advance(replayer, script, max(at, done), len(script))
+            _advance(replayer, script, max(at, done), len(script), most_misses)
             return found
         state = None
         if len(found) < OOM_STATES:
-            _advance(replayer, script, at, stop)
+            _advance(replayer, script, at, stop, most_misses)
             seen = _remember(stacks, script, events.stack, seen, stop)
             state = _with_stacks(replayer.snapshot(), stacks)
         elif done < stop:  # nothing more to stop for
-            _advance(replayer, script, at, len(script))
+            _advance(replayer, script, at, len(script), most_misses)
             done = len(script)
         step = stop - 1
         event = script.event[step]
@@ -201,7 +202,7 @@ def _sum(state: State, least: int) -> int:
 def _unusable(device: DeviceRecording, state: State, reason: str) -> Replay:
     nothing, events = Score(), device.events
     ooms = tuple(RecordedOom(event, events.size[event], events.stream[event], max(events.pool[event], 0),
-                             events.address[event], events.time_us[event], None, False)
+                             events.address[event], events.time_us[event], None, None)
                  for event, action in enumerate(events.action) if action == OOM)
     return Replay(nothing, nothing, nothing, False, reason, state, array("q"), array("q"), array("q"), array("q"), ooms,
                   "none")

@@ -13,19 +13,6 @@ from kvobs.allocator.skipped import requests_skipped
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, Block, Segment, State
 
 
-@dataclass(slots=True)
-class Range:
-    """A segment, or a mapped range of an expandable one, while events are undone."""
-
-    address: int
-    size: int
-    stream: int
-    pool: int
-    small: bool
-    expandable: bool
-    stack: int = -1
-
-
 @dataclass(frozen=True, slots=True)
 class Hints:
     """For each address, the first event that allocated it and the first that freed it."""
@@ -47,7 +34,7 @@ class Seed:
 
 def seed(device: DeviceRecording, settings: Settings) -> Seed:
     """Undo a device's history. About 0.3 us per event."""
-    ranges = {segment.address: Range(*segment[:6], segment.stack) for segment in device.state}
+    ranges = {segment.address: segment for segment in device.state}
     live: dict[int, Block | int] = {
         block.address: block for segment in device.state for block in segment.blocks if block.state != INACTIVE}
     pools = _pools(device)
@@ -84,9 +71,11 @@ def _pools(device: DeviceRecording) -> array[int]:
     return found
 
 
-def _undo(events: Events, settings: Settings, ranges: dict[int, Range], live: dict[int, Block | int],
+def _undo(events: Events, settings: Settings, ranges: dict[int, Segment], live: dict[int, Block | int],
           pools: array[int], hints: Hints, pending: bool) -> int:
-    """``live`` has blocks of the last state, and for others the event that freed them, inverted (~) while pending.
+    """Change ``ranges`` (segments, whose blocks are not looked at) and ``live`` to what was before the first event.
+
+    ``live`` has blocks of the last state, and for others the event that freed them, inverted (~) while pending.
 
     ``pending``: before its free completed, a block was; otherwise it may have been allocated until then.
     """
@@ -117,7 +106,7 @@ def _undo(events: Events, settings: Settings, ranges: dict[int, Range], live: di
     return wrong
 
 
-def _undo_call(events: Events, index: int, settings: Settings, ranges: dict[int, Range], pools: array[int]) -> bool:
+def _undo_call(events: Events, index: int, settings: Settings, ranges: dict[int, Segment], pools: array[int]) -> bool:
     """Undo what was taken from the device, or given back. False: nothing of it is left to undo."""
     action, address, size = events.action[index], events.address[index], events.size[index]
     if action == recording.SEGMENT_ALLOC:
@@ -125,10 +114,10 @@ def _undo_call(events: Events, index: int, settings: Settings, ranges: dict[int,
     if action == recording.SEGMENT_MAP:
         return _unmap(ranges, address, size)
     if action == recording.SEGMENT_FREE:
-        ranges[address] = Range(address, size, events.stream[index], pools[index], size == SMALL_SEGMENT, False)
+        ranges[address] = Segment(address, size, events.stream[index], pools[index], size == SMALL_SEGMENT, False, ())
     else:
-        _map(ranges, Range(address, size, events.stream[index], pools[index],
-                           _small_pages(events, index, address, size, settings), True))
+        _map(ranges, Segment(address, size, events.stream[index], pools[index],
+                             _small_pages(events, index, address, size, settings), True, ()))
     return True
 
 
@@ -151,7 +140,7 @@ def _small_pages(events: Events, at: int, address: int, size: int, settings: Set
     return False
 
 
-def _unmap(ranges: dict[int, Range], address: int, size: int) -> bool:
+def _unmap(ranges: dict[int, Segment], address: int, size: int) -> bool:
     """Take pages out of the range that has them."""
     found = next((one for one in ranges.values()
                   if one.expandable and one.address <= address and address + size <= one.address + one.size), None)
@@ -160,21 +149,21 @@ def _unmap(ranges: dict[int, Range], address: int, size: int) -> bool:
     del ranges[found.address]
     for start, end in ((found.address, address), (address + size, found.address + found.size)):
         if start < end:
-            ranges[start] = Range(start, end - start, found.stream, found.pool, found.small, True, found.stack)
+            ranges[start] = found._replace(address=start, size=end - start)
     return True
 
 
-def _map(ranges: dict[int, Range], pages: Range) -> None:
+def _map(ranges: dict[int, Segment], pages: Segment) -> None:
     """Add pages, joined with the ranges of the same kind that they touch."""
     for one in list(ranges.values()):
         touches = one.address + one.size == pages.address or pages.address + pages.size == one.address
         if touches and one.expandable and (one.stream, one.small) == (pages.stream, pages.small):
             del ranges[one.address]
-            pages = Range(min(one.address, pages.address), one.size + pages.size, one.stream, one.pool, one.small, True)
+            pages = one._replace(address=min(one.address, pages.address), size=one.size + pages.size)
     ranges[pages.address] = pages
 
 
-def _state(ranges: dict[int, Range], live: list[Block], settings: Settings, hints: Hints) -> tuple[State, int]:
+def _state(ranges: dict[int, Segment], live: list[Block], settings: Settings, hints: Hints) -> tuple[State, int]:
     """Segments with their blocks; and how many live blocks lie in none or overlap."""
     blocks, starts = sorted(live), sorted(hints.allocated)
     segments: list[Segment] = []
@@ -202,8 +191,7 @@ def _state(ranges: dict[int, Range], live: list[Block], settings: Settings, hint
             at = block.address + block.size
         if at < end:
             inside.append(Block(at, end - at, 0, INACTIVE))
-        segments.append(Segment(owner.address, owner.size, owner.stream, owner.pool, owner.small, owner.expandable,
-                                tuple(inside), owner.stack))
+        segments.append(owner._replace(blocks=tuple(inside)))
     return tuple(segments), lost + len(blocks) - place
 
 
@@ -220,7 +208,7 @@ def _end(block: Block, rest: int, starts: list[int], hints: Hints) -> int:
     return end
 
 
-def _unsplit(owner: Range, size: int, settings: Settings) -> int:
+def _unsplit(owner: Segment, size: int, settings: Settings) -> int:
     """The largest rest that stays with a block of ``size`` bytes because it may not be split off, bytes."""
     if owner.small or settings.expandable_segments:
         return MIN_BLOCK - 1

@@ -228,20 +228,16 @@ class Allocator(Forced):
         """Take in a neighbour that is free and of the same kind."""
         if other is None or other.busy or other.mapped != block.mapped:
             return
+        if other.mapped:
+            other.pool.remove(other)
+        else:
+            other.pool.remove_unmapped(other)
         if other is block.prev:
-            if other.mapped:
-                other.pool.remove(other)
-            else:
-                other.pool.remove_unmapped(other)
             block.address = other.address
             block.prev = other.prev
             if other.prev is not None:
                 other.prev.next = block
         else:
-            if other.mapped:
-                other.pool.remove(other)
-            else:
-                other.pool.remove_unmapped(other)
             block.next = other.next
             if other.next is not None:
                 other.next.prev = block
@@ -343,10 +339,10 @@ class Allocator(Forced):
         if threshold <= 0 or allowed is None or self.reserved <= int(threshold * allowed):
             return
         target = int(threshold * allowed)
-        while self.reserved > target and self._collect_oldest():
+        while self.reserved > target and self.collect():
             pass
 
-    def _collect_oldest(self) -> bool:
+    def collect(self) -> bool:
         """Return the large free segments that are at least as old as their average; False: there are none."""
         pool = self._pools[0][1]
         # An expandable segment's block has a neighbour, unless all of its addresses are mapped and free.
