@@ -7,7 +7,7 @@
 
 namespace kvobs {
 
-// Three words for the tree's links and colour come before a key in a set's node.
+// Four words, the tree's links and colour, come before a key in a set's node.
 inline Allocator::Allocator(const Settings &settings, uint64_t capacity, const kvobs_device *callbacks)
     : settings_(settings), device_(capacity, callbacks), nodes_(sizeof(FreeKey) + 4 * sizeof(void *)),
       blocks_(sizeof(Block)), default_(0, &nodes_) {}
@@ -74,10 +74,8 @@ inline Block *Allocator::alloc(uint64_t size, int64_t stream, int64_t pool) {
 inline Pool &Allocator::pool_of(int64_t pool, uint64_t rounded) {
     PoolPair *pair = &default_;
     if (pool != 0) {
-        std::unique_ptr<PoolPair> &found = private_[pool];
-        if (!found) found.reset(new PoolPair(pool, &nodes_));
-        if (found->releasable()) found->uses = 1;
-        pair = found.get();
+        pair = &private_.try_emplace(pool, pool, &nodes_).first->second;
+        if (pair->releasable()) pair->uses = 1;
     }
     return rounded <= SMALL_SIZE ? pair->small : pair->large;
 }
@@ -121,10 +119,7 @@ inline bool Allocator::splits(const Block *block, uint64_t rounded) const {
 // Cut the first `size` bytes off a block; the rest goes to the free list.
 inline Block *Allocator::cut(Block *rest, uint64_t size) {
     Block *block = new_block(*rest->pool, rest->stream, rest->address, size, rest->range);
-    block->prev = rest->prev;
-    if (block->prev) block->prev->next = block;
-    block->next = rest;
-    rest->prev = block;
+    block->insert_before(rest);
     rest->address += size;
     rest->size -= size;
     add_free(rest);
@@ -229,15 +224,14 @@ inline void Allocator::merge(Block *block, Block *other) {
 }
 
 inline void Allocator::open_pool(int64_t pool) {
-    std::unique_ptr<PoolPair> &found = private_[pool];
-    if (!found) found.reset(new PoolPair(pool, &nodes_));
-    else ++found->uses;
+    const auto [found, made] = private_.try_emplace(pool, pool, &nodes_);
+    if (!made) ++found->second.uses;
 }
 
 inline bool Allocator::release_pool(int64_t pool) {
     const auto found = private_.find(pool);
     if (found == private_.end()) return false;
-    if (found->second->uses > 0) --found->second->uses;
+    if (found->second.uses > 0) --found->second.uses;
     return true;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <unordered_map>
 
 #include "blocks.hpp"
@@ -64,7 +63,6 @@ private:
     void merge(Block *block, Block *other);
     void process_events();
     void synchronize();
-    void pass(Block *block);
 
     // release.hpp
     bool limited() const { return settings_.memory_fraction >= 0.0 && device_.capacity(); }
@@ -106,7 +104,7 @@ private:
     Cells blocks_;
     Block *all_ = nullptr;  // every block, mapped or not
     PoolPair default_;
-    std::map<int64_t, std::unique_ptr<PoolPair>> private_;
+    std::map<int64_t, PoolPair> private_;
     std::unordered_map<int64_t, std::vector<Block *>> queued_;  // per stream, blocks that wait for it
     std::vector<Block *> ready_;  // pending blocks whose streams have caught up
 };

@@ -113,6 +113,20 @@ struct Block {
     Block(uint64_t at, uint64_t bytes, int64_t on, Pool *in) : address(at), size(bytes), stream(on), pool(in) {}
     bool split() const { return prev || next; }
     bool idle() const { return !allocated && !pending; }
+
+    // Become the link in front of another block of the segment, or behind it.
+    void insert_before(Block *other) {
+        prev = other->prev;
+        next = other;
+        if (prev) prev->next = this;
+        other->prev = this;
+    }
+    void insert_after(Block *other) {
+        prev = other;
+        next = other->next;
+        if (next) next->prev = this;
+        other->next = this;
+    }
 };
 
 // Two sets of one pool id: requests up to 1 MiB, and larger ones.

@@ -18,7 +18,6 @@ public:
     }
 
     uint64_t capacity() const { return capacity_; }
-    bool simulated() const { return simulated_; }
 
     uint64_t malloc(uint64_t size) {
         if (!simulated_) return usable(callbacks_.malloc(callbacks_.user, size));

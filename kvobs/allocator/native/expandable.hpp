@@ -50,10 +50,7 @@ inline bool Allocator::map_block(Block *block, uint64_t size) {
     if (size < block->size) {
         Block *rest = new_block(*block->pool, block->stream, block->address + size, block->size - size, block->range);
         rest->mapped = false;
-        rest->prev = block;
-        rest->next = block->next;
-        if (rest->next) rest->next->prev = rest;
-        block->next = rest;
+        rest->insert_after(block);
         block->size = size;
         add_unmapped(rest);
     }
@@ -74,18 +71,12 @@ inline bool Allocator::unmap_block(Block *block) {
     remove(block);
     if (first > block->address) {
         Block *rest = new_block(*block->pool, block->stream, block->address, first - block->address, range);
-        rest->prev = block->prev;
-        if (rest->prev) rest->prev->next = rest;
-        rest->next = block;
-        block->prev = rest;
+        rest->insert_before(block);
         add_free(rest);
     }
     if (last < end) {
         Block *rest = new_block(*block->pool, block->stream, last, end - last, range);
-        rest->next = block->next;
-        if (rest->next) rest->next->prev = rest;
-        rest->prev = block;
-        block->next = rest;
+        rest->insert_after(block);
         add_free(rest);
     }
     block->address = first;

@@ -37,8 +37,7 @@ inline bool Allocator::load(uint64_t base, uint64_t span, const kvobs_segment *s
         for (int64_t part = 0; part < segment.blocks; ++part, ++told) {
             Block *block = new_block(home, segment.stream, static_cast<uint64_t>(told->address),
                                      static_cast<uint64_t>(told->size), range);
-            block->prev = last;
-            if (last) last->next = block;
+            if (last) block->insert_after(last);
             last = block;
             if (told->state == KVOBS_INACTIVE) {
                 add_free(block);
@@ -66,8 +65,7 @@ inline Block *Allocator::load_unmapped(Pool &home, Block *last, int64_t stream, 
                                        Range *range) {
     Block *block = new_block(home, stream, from, until - from, range);
     block->mapped = false;
-    block->prev = last;
-    if (last) last->next = block;
+    if (last) block->insert_after(last);
     add_unmapped(block);
     return block;
 }
@@ -124,7 +122,7 @@ inline void Allocator::release_for(uint64_t size, int64_t stream, int64_t pool) 
 inline void Allocator::settle(uint64_t address, int64_t stream, int64_t pool, bool small) {
     const auto found = private_.find(pool);
     if (pool != 0 && found == private_.end()) return;
-    PoolPair &pair = pool == 0 ? default_ : *found->second;
+    PoolPair &pair = pool == 0 ? default_ : found->second;
     for (const FreeKey &key : (small ? pair.small : pair.large).unmapped) {
         Block *block = key.block;
         if (block->stream != stream || block->address < NOWHERE || block->split()) continue;
@@ -137,15 +135,14 @@ inline void Allocator::settle(uint64_t address, int64_t stream, int64_t pool, bo
 
 inline void Allocator::empty_pool(int64_t pool) {
     const auto found = private_.find(pool);
-    if (found == private_.end() || !found->second->releasable()) return;
-    release_unsplit(found->second->small);
-    release_unsplit(found->second->large);
+    if (found == private_.end() || !found->second.releasable()) return;
+    release_unsplit(found->second.small);
+    release_unsplit(found->second.large);
 }
 
 inline void Allocator::own_allocator(int64_t pool, bool has) {
-    std::unique_ptr<PoolPair> &found = private_[pool];
-    if (!found) found.reset(new PoolPair(pool, &nodes_));
-    found->small.plain = found->large.plain = has;
+    PoolPair &pair = private_.try_emplace(pool, pool, &nodes_).first->second;
+    pair.small.plain = pair.large.plain = has;
 }
 
 inline bool Allocator::reserved_at(uint64_t address) const {
@@ -199,10 +196,7 @@ inline bool Allocator::install_pages(uint64_t address, uint64_t size, int64_t st
         remove(block);
         Block *front = new_block(home, stream, block->address, address - block->address, block->range);
         front->mapped = false;
-        front->prev = block->prev;
-        if (front->prev) front->prev->next = front;
-        front->next = block;
-        block->prev = front;
+        front->insert_before(block);
         block->address = address;
         block->size -= front->size;
         add_unmapped(front);

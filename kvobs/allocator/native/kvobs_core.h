@@ -23,7 +23,7 @@ enum kvobs_code {
     KVOBS_BROKEN = -3         /* the host ran out of memory in the middle of a change: only destroy remains */
 };
 
-/* enum kvobs_op: the operations of a program, as kvobs/allocator/program.py numbers them. */
+/* The operations of a program, as kvobs/allocator/program.py numbers them. */
 enum kvobs_op {
     KVOBS_ALLOC, KVOBS_FREE, KVOBS_RECORD_STREAM, KVOBS_ADVANCE, KVOBS_EMPTY_CACHE, KVOBS_RELEASE_POOL, KVOBS_SET
 };
@@ -71,8 +71,8 @@ typedef struct kvobs_core kvobs_core;
 
 /* capacity: bytes of the device, 0 without limit. device NULL: a simulated one. NULL where an argument is out of
    range or the host has no memory. */
-/* Memory still held when an instance is destroyed is not given back. */
 kvobs_core *kvobs_create(const kvobs_settings *settings, uint64_t capacity, const kvobs_device *device);
+/* Device memory that is still held is not given back. */
 void kvobs_destroy(kvobs_core *core);
 int kvobs_abi(void);
 

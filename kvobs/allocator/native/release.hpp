@@ -61,9 +61,9 @@ inline void Allocator::release_cached() {
     release_unsplit(default_.large);
     release_unsplit(default_.small);
     for (auto &entry : private_) {
-        if (!entry.second->releasable()) continue;
-        release_unsplit(entry.second->small);
-        release_unsplit(entry.second->large);
+        if (!entry.second.releasable()) continue;
+        release_unsplit(entry.second.small);
+        release_unsplit(entry.second.large);
     }
 }
 
