@@ -122,8 +122,8 @@ class Arena:
         chain.blocks[index:index + 1] = [Block(block.address, size, rounded, ALLOCATED)] + (
             [Block(block.address + size, rest, 0, INACTIVE)] if splits else [])
 
-    def free(self, address: int) -> bool:
-        """Give back the block in use that begins at an address or lies around it; False: there is none."""
+    def free(self, address: int) -> None:
+        """Give back the block in use that begins at an address or lies around it, if there is one."""
         for chains in self.chains.values():
             for chain in chains:
                 blocks = chain.blocks
@@ -132,8 +132,7 @@ class Arena:
                     if blocks[index].state == ALLOCATED:  # else it lies in the endless rest of another reservation
                         blocks[index] = blocks[index]._replace(state=INACTIVE)
                         _merge(chain)
-                        return True
-        return False
+                        return
 
     def missing(self, group: Group, rounded: int) -> int:
         """The bytes the device would have to give for a request."""

@@ -128,15 +128,10 @@ def judge(state: State, settings: Settings, request: Request, device_free: int |
     return _judge(arena, request, device_free, freeable)
 
 
-def for_demand(state: State, settings: Settings, demand: Demand, device_free: int | None,
-               allowed_left: int | None = None) -> tuple[int, Judgement]:
-    """What becomes of a step: the index of the request that decides, and its judgement. As ``for_demands``."""
-    return for_demands(state, settings, [demand], device_free, allowed_left)
-
-
 def for_demands(state: State, settings: Settings, demands: Sequence[Demand], device_free: int | None,
                 allowed_left: int | None = None) -> tuple[int, Judgement]:
-    """What becomes of several demands on one device, one after the other; the index counts through all of them.
+    """What becomes of demands on one device, one after the other: the index of the request that decides, counted
+    through all of them, and its judgement.
 
     Each request is judged after the effects of those before it. The first that fails decides; if none does, the first
     of those that cost most (RECLAIM, else GROW, else SERVED).
@@ -254,16 +249,21 @@ def sentence(verdict: Verdict, found: Evidence) -> str:
     """The verdict in words."""
     what = f"{_size(found.rounded_bytes)} on stream {found.stream}" + (
         f" in private pool {found.pool}" if found.pool else "")
-    device = "the device gives nothing (assumed)" if found.assuming else (
-        f"the device has {_size(found.device_free_bytes or 0)}")
+    has, left = found.device_free_bytes, found.allowed_left_bytes
+    if has is None:
+        device = "the device gives nothing (assumed)"
+    else:
+        device = f"the device has {_size(has)}"
+        if left is not None and left < has:
+            device += f", of which the process may reserve {_size(max(left, 0))}"
     match verdict:
         case Verdict.SERVED:
             return f"A free block serves {what}; the largest one there is {_size(found.largest_free_bytes)}."
         case Verdict.GROW:
             return f"The device gives {_size(found.segment_bytes)} for {what}; {device}."
         case Verdict.RECLAIM:
-            return (f"{what} need {_size(found.segment_bytes)} of the device, which come from returning "
-                    f"{_size(found.releasable_bytes)} that are wholly free, after waiting for the device.")
+            return (f"{what} need {_size(found.segment_bytes)} of the device, which gives them once up to "
+                    f"{_size(found.releasable_bytes)} that are wholly free went back to it, after waiting for it.")
         case Verdict.WAIT:
             return (f"{what} fit once {_size(found.pending_bytes)} of pending blocks are free: the largest block would "
                     f"then be {_size(found.largest_after_wait_bytes)}; {device}.")

@@ -12,7 +12,7 @@ from kvobs.allocator.pinning import pins
 from kvobs.allocator.settings import MIB, SMALL_SIZE, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
 from kvobs.allocator.twin import Allocator, OutOfMemory
-from kvobs.allocator.verdict import Demand, Evidence, Judgement, Request, Verdict, for_demand, judge
+from kvobs.allocator.verdict import Demand, Evidence, Judgement, Request, Verdict, for_demands, judge
 from kvobs.allocator.waste import Group, waste
 
 ADDRESSES = 1 << 42  # what the twin believes the device to have: reservations of addresses never run out
@@ -174,7 +174,7 @@ def test_a_demand_is_decided_where_the_twin_fails_or_pays_most(program: list[tup
     found = made(program, config, has * MIB)
     assume(not hidden(found.twin))
     state, now, free = found.twin.snapshot(), found.twin.settings, found.device.has - found.device.used
-    index, told = for_demand(state, now, Demand("cuda:0", stream, 0, tuple(sizes)), free)
+    index, told = for_demands(state, now, [Demand("cuda:0", stream, 0, tuple(sizes))], free)
     paid: list[Verdict | None] = []
     for size in sizes:
         paid.append(tried(found, Request(size, stream)))

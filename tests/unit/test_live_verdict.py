@@ -74,7 +74,7 @@ def test_a_cache_whose_step_fits_only_because_it_gives_back_as_it_goes(setting: 
     assert (told.requests, told.requested_bytes) == (10, 10 * 321 * ROW)
     assert told.sentence.startswith(
         "The next step of 1 cache asks for 10 blocks and 200.62 MiB, giving the old ones back as it goes; number 3 "
-        "decides. 20.06 MiB on stream 0 need 22.00 MiB of the device, which come from returning 40.00 MiB that are ")
+        "decides. 20.06 MiB on stream 0 need 22.00 MiB of the device, which gives them once up to 40.00 MiB that ")
     assert told.not_known == (steps.NOT_COUNTED, steps.EACH_ONCE)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kvobs.allocator.definitions import definitions
 from kvobs.allocator.settings import MIB, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
 from kvobs.allocator.twin import Allocator
-from kvobs.allocator.verdict import ASSUMING, Demand, Request, Verdict, for_demand, judge
+from kvobs.allocator.verdict import ASSUMING, Demand, Request, Verdict, for_demands, judge
 from kvobs.allocator.waste import Group
 from tests.states import KIB, segment
 
@@ -35,7 +33,7 @@ def test_growing_blocks_need_new_segments_and_shrinking_ones_do_not() -> None:
         sizes = (then[1] * MIB,) * then[0]
         state = twin.snapshot()
         assert verdict(state, sizes[0], 256 * MIB) is expected
-        assert for_demand(state, Settings(), Demand("cuda:0", 0, 0, sizes), 256 * MIB)[1].verdict is expected
+        assert for_demands(state, Settings(), [Demand("cuda:0", 0, 0, sizes)], 256 * MIB)[1].verdict is expected
         for size in sizes:
             twin.alloc(size)
         return twin.stats().reserved
@@ -134,7 +132,7 @@ def test_a_block_that_can_grow_is_left_for_later() -> None:
     twin.free(inside)
     twin.free(at_the_end)
     demand = Demand("cuda:0", 0, 0, (18 * MIB, 21 * MIB))
-    index, found = for_demand(twin.snapshot(), EXPANDABLE, demand, 20 * MIB)
+    index, found = for_demands(twin.snapshot(), EXPANDABLE, [demand], 20 * MIB)
     assert (index, found.verdict, found.evidence.segment_bytes) == (1, Verdict.GROW, 20 * MIB)
     assert twin.alloc(18 * MIB) == inside
     assert twin.alloc(21 * MIB) == at_the_end
@@ -147,6 +145,7 @@ def test_a_memory_fraction_refuses_what_the_device_would_give() -> None:
     assert judge(state, Settings(), Request(32 * MIB), 99 * MIB).verdict is Verdict.GROW
     found = judge(state, Settings(), Request(32 * MIB), 99 * MIB, allowed_left=10 * MIB)
     assert (found.verdict, found.evidence.shortfall_bytes) == (Verdict.CAPACITY, 4 * MIB)
+    assert found.sentence.endswith("the device has 99.00 MiB, of which the process may reserve 10.00 MiB.")
 
 
 def test_an_unknown_device_is_said_and_never_grows() -> None:
@@ -179,9 +178,9 @@ def test_a_step_fails_at_the_request_that_fails() -> None:
     """Of three requests the first is served, the second takes the device's last segment, and the third decides."""
     state = (segment(0, (16 * MIB, 0, INACTIVE)),)
     demand = Demand("cuda:0", 0, 0, (16 * MIB, 20 * MIB, 24 * MIB))
-    index, found = for_demand(state, Settings(), demand, 30 * MIB)
+    index, found = for_demands(state, Settings(), [demand], 30 * MIB)
     assert (index, found.verdict, found.evidence.device_free_bytes) == (2, Verdict.CAPACITY, 10 * MIB)
-    index, found = for_demand(state, Settings(), demand._replace(sizes=demand.sizes[:2]), 30 * MIB)
+    index, found = for_demands(state, Settings(), [demand._replace(sizes=demand.sizes[:2])], 30 * MIB)
     assert (index, found.verdict) == (1, Verdict.GROW)
 
 
@@ -190,11 +189,11 @@ def test_requests_for_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one byte"):
         judge((), Settings(), Request(0), 0)
     with pytest.raises(ValueError, match="at least one size"):
-        for_demand((), Settings(), Demand("cuda:0", 0, 0, ()), 0)
+        for_demands((), Settings(), [Demand("cuda:0", 0, 0, ())], 0)
 
 
 def test_verdicts_are_told_in_whole_sentences() -> None:
-    """Every verdict's sentence ends as one, and names sizes that its evidence holds."""
+    """Every verdict's sentence ends as one and names the size that was asked for."""
     states: dict[Verdict, tuple[State, int, int]] = {
         Verdict.SERVED: ((segment(0, (16 * MIB, 0, INACTIVE)),), 16 * MIB, 0),
         Verdict.GROW: ((), 16 * MIB, 16 * MIB),
@@ -207,5 +206,5 @@ def test_verdicts_are_told_in_whole_sentences() -> None:
         found = judge(state, Settings(), Request(size), device_free)
         assert found.verdict is expected
         assert found.sentence.endswith(".")
-        assert replace(found.evidence, pins=()).requested_bytes == size
+        assert found.evidence.requested_bytes == size
         assert f"{size / MIB:,.2f} MiB" in found.sentence or f"{size} B" in found.sentence
