@@ -8,60 +8,20 @@ collection, a device that gives the same addresses again, and what a recorder ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from kvobs.allocator import recording as rec
-from kvobs.allocator.recording import DeviceRecording, Events
-from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, Block, Segment, State
-
-KIB, MIB = 1 << 10, 1 << 20
-Home = tuple[int, bool]  # pool, whether of small blocks
+from tests.real_memory import MIB, Home, Memory, Piece, between, chain, reach
 
 
-@dataclass(eq=False)
-class Piece:
-    """A block of the allocator."""
-
-    address: int
-    size: int
-    stream: int
-    home: Home
-    segment: tuple[int, int, int] | None = None  # an expandable one: base, size, page
-    requested: int = 0
-    allocated: bool = False
-    mapped: bool = True
-    waits: int = 0
-    uses: set[int] = field(default_factory=set)
-    born: int = 0
-    prev: Piece | None = None
-    next: Piece | None = None
-
-    @property
-    def free(self) -> bool:
-        return not self.allocated and not self.waits and not self.uses
-
-    @property
-    def split(self) -> bool:
-        return self.prev is not None or self.next is not None
-
-
-class Real:
+class Real(Memory):
     """One device. ``mine`` tells for each running capture (or MemPool context) which threads' requests it diverts."""
 
     def __init__(self, capacity: int = 1 << 40, *, expandable: bool = False, max_split: int | None = None,
                  threshold: float = 0.0, fraction: float | None = None, divisions: int = 0, ring: int | None = None,
                  told_pools: bool = False, skipped: tuple[int, ...] = (), space: int | None = None) -> None:
-        self.capacity, self.expandable, self.max_split = capacity, expandable, max_split
-        self.threshold, self.divisions = threshold, divisions
-        self.space = capacity + capacity // 8 if space is None else space  # addresses of an expandable segment
+        super().__init__(capacity, space, ring, told_pools, skipped)
+        self.expandable, self.max_split, self.threshold, self.divisions = expandable, max_split, threshold, divisions
         self.allowed = None if fraction is None else int(fraction * capacity)
-        self.told_pools, self.skipped = told_pools, skipped
-        self.trace: deque[tuple[int, int, int, int, int]] = deque(maxlen=ring)
-        self.cached: dict[Home, list[Piece]] = {}
-        self.unmapped: dict[Home, list[Piece]] = {}
-        self.lookups: dict[Home, int] = {}
-        self.active: list[Piece] = []
         self.mine: dict[int, set[int]] = {}
         self.uses_of_pool: dict[int, int] = {}
         self.freeable: list[int] = []
@@ -70,9 +30,6 @@ class Real:
         self.deferred: list[Piece] = []
         self.captured_uses: dict[int, set[int]] = {}
         self.events: dict[int, deque[list[object]]] = {}
-        self.reserved = 0
-        self.taken: dict[int, int] = {}  # addresses that the device has given out
-        self.clock = 0
 
     # --- what a program does
 
@@ -123,7 +80,7 @@ class Real:
     def checkpoint(self, pool: int) -> list[list[tuple[int, int, int, bool]]]:
         """Each segment's blocks, as cudagraph trees remember them."""
         heads = [piece for piece in self._pieces() if piece.home[0] == pool and piece.prev is None]
-        return [[(one.address, one.size, one.stream, one.allocated) for one in _chain(head) if one.mapped]
+        return [[(one.address, one.size, one.stream, one.allocated) for one in chain(head) if one.mapped]
                 for head in heads]
 
     def restore(self, pool: int, told: list[list[tuple[int, int, int, bool]]]) -> list[Piece]:
@@ -146,20 +103,6 @@ class Real:
                 else:
                     self.free(piece)
         return live
-
-    def recording(self) -> DeviceRecording:
-        """What a snapshot says; its own entry comes after the trace was read."""
-        made = Events()
-        for action, address, size, stream, pool in self.trace:
-            self.clock += 1
-            columns = (action, address, size, stream, self.clock, -1, pool if self.told_pools else rec.UNKNOWN)
-            for name, value in zip(Events.__slots__, columns, strict=True):
-                getattr(made, name).append(value)
-        return DeviceRecording(0, self.state(), made)
-
-    def state(self) -> State:
-        heads = [piece for piece in self._pieces() if piece.mapped and (piece.prev is None or not piece.prev.mapped)]
-        return tuple(_told(head) for head in sorted(heads, key=lambda one: one.address))
 
     # --- a request
 
@@ -187,7 +130,7 @@ class Real:
                 if piece is not None:
                     break
         if piece is None:
-            self._log(rec.OOM, self.capacity - self._used(), need, stream, home)
+            self._log(rec.OOM, self.capacity - self.reserved, need, stream, home)
             raise MemoryError
         rest = piece.size - need
         if piece.home[1] or expands:
@@ -199,7 +142,7 @@ class Real:
     def _found(self, piece: Piece, size: int, need: int, split: bool) -> Piece:
         if split:
             first = Piece(piece.address, need, piece.stream, piece.home, piece.segment)
-            _between(piece.prev, first, piece)
+            between(piece.prev, first, piece)
             piece.address += need
             piece.size -= need
             self._put(piece)
@@ -217,7 +160,7 @@ class Real:
         if fits and fits[0].segment is not None:
             if expands:
                 at = 0
-                while fits[at].segment is not None and at + 1 < len(fits) and _reach(fits[at + 1]) < _reach(fits[at]):
+                while fits[at].segment is not None and at + 1 < len(fits) and reach(fits[at + 1]) < reach(fits[at]):
                     at += 1
                 fits = fits[at:]
             else:
@@ -237,22 +180,12 @@ class Real:
             return None
         if expands:
             return self._expand(home, need, stream)
-        if self._used() + size > self.capacity:
+        if self.reserved + size > self.capacity:
             return None
         address = self._place(size)
         self.reserved += size
         self._log(rec.SEGMENT_ALLOC, address, size, stream, home)
         return Piece(address, size, stream, home)
-
-    def _place(self, size: int) -> int:
-        """The lowest free addresses: the driver likes to give back what it got."""
-        at = 0x7F0000000000
-        for start, length in sorted(self.taken.items()):
-            if start - at >= size:
-                break
-            at = max(at, -(-(start + length) // (2 * MIB)) * 2 * MIB)
-        self.taken[at] = size
-        return at
 
     def _expand(self, home: Home, need: int, stream: int) -> Piece | None:
         piece = self._room(home, need, stream)
@@ -284,27 +217,6 @@ class Real:
         self.unmapped.setdefault(home, []).append(made)
         return made
 
-    def _map(self, piece: Piece, size: int) -> bool:
-        assert piece.segment is not None
-        page = piece.segment[2]
-        size = -(-size // page) * page
-        if self._used() + size > self.capacity:
-            return False
-        self.unmapped[piece.home].remove(piece)
-        piece.mapped = True
-        if size < piece.size:
-            rest = Piece(piece.address + size, piece.size - size, piece.stream, piece.home, piece.segment, mapped=False)
-            _between(piece, rest, piece.next)
-            self.unmapped[piece.home].append(rest)
-            piece.size = size
-        start = piece.address
-        self._merge(piece, piece.prev)
-        self._merge(piece, piece.next)
-        self._put(piece)
-        self.reserved += size
-        self._log(rec.SEGMENT_MAP, start, size, piece.stream, piece.home)
-        return True
-
     # --- a free
 
     def _free(self, piece: Piece) -> None:
@@ -313,24 +225,6 @@ class Real:
         self._merge(piece, piece.next)
         self.active.remove(piece)
         self._put(piece)
-
-    def _put(self, piece: Piece) -> None:
-        piece.born = self.lookups.get(piece.home, 0)
-        self.cached.setdefault(piece.home, []).append(piece)
-
-    def _merge(self, piece: Piece, other: Piece | None) -> None:
-        if other is None or not other.free or other.mapped != piece.mapped:
-            return
-        (self.cached if other.mapped else self.unmapped)[other.home].remove(other)
-        if other is piece.prev:
-            piece.address, piece.prev = other.address, other.prev
-            if piece.prev is not None:
-                piece.prev.next = piece
-        else:
-            piece.next = other.next
-            if piece.next is not None:
-                piece.next.prev = piece
-        piece.size += other.size
 
     def _insert_events(self, piece: Piece) -> None:
         for stream in sorted(piece.uses):
@@ -409,88 +303,8 @@ class Real:
             if piece.segment is not None:
                 self._unmap(piece)
 
-    def _release(self, piece: Piece) -> None:
-        self._log(rec.SEGMENT_FREE, piece.address, piece.size, piece.stream, piece.home)
-        del self.taken[piece.address]
-        self.reserved -= piece.size
-        self.cached[piece.home].remove(piece)
-
-    def _unmap(self, piece: Piece) -> None:
-        assert piece.segment is not None
-        base, size, page = piece.segment
-        first = base + -(-(piece.address - base) // page) * page
-        last = base + (piece.address + piece.size - base) // page * page
-        if first >= last:
-            return
-        self.cached[piece.home].remove(piece)
-        for start, end in ((piece.address, first), (last, piece.address + piece.size)):
-            if start < end:
-                rest = Piece(start, end - start, piece.stream, piece.home, piece.segment)
-                _between(*((piece.prev, rest, piece) if start < first else (piece, rest, piece.next)))
-                self._put(rest)
-        piece.address, piece.size, piece.mapped = first, last - first, False
-        self._merge(piece, piece.prev)
-        self._merge(piece, piece.next)
-        self.unmapped[piece.home].append(piece)
-        self.reserved -= last - first
-        self._log(rec.SEGMENT_UNMAP, first, last - first, piece.stream, piece.home)
-        if not piece.split:
-            assert piece.size == size
-            self.unmapped[piece.home].remove(piece)
-            del self.taken[base]
-
-    # --- helpers
-
-    def _used(self) -> int:
-        return self.reserved
-
     def _round(self, size: int) -> int:
         if self.divisions > 1 and size > 512 * self.divisions and size & (size - 1):
             step = (1 << (size.bit_length() - 1)) // self.divisions
             return -(-size // step) * step
         return max(512, -(-size // 512) * 512)
-
-    def _pieces(self) -> list[Piece]:
-        return [one for pieces in self.cached.values() for one in pieces] + self.active
-
-    def _log(self, action: int, address: int, size: int, stream: int, home: Home) -> None:
-        if action not in self.skipped:
-            self.trace.append((action, address, size, stream, home[0]))
-
-
-def within(real: Real, pool: int, act: Callable[[], object], thread: int = 0) -> None:
-    """Do something while a pool takes a thread's requests."""
-    real.begin(pool, thread)
-    act()
-    real.end(pool)
-
-
-def _between(before: Piece | None, piece: Piece, after: Piece | None) -> None:
-    piece.prev, piece.next = before, after
-    if before is not None:
-        before.next = piece
-    if after is not None:
-        after.prev = piece
-
-
-def _chain(head: Piece) -> list[Piece]:
-    found, at = [], head
-    while at is not None:
-        found.append(at)
-        at = at.next  # type: ignore[assignment]
-    return found
-
-
-def _reach(piece: Piece) -> int:
-    return piece.size + (piece.next.size if piece.next is not None and not piece.next.mapped else 0)
-
-
-def _told(head: Piece) -> Segment:
-    blocks = []
-    for one in _chain(head):
-        if not one.mapped:
-            break
-        state = ALLOCATED if one.allocated else INACTIVE if one.free else PENDING
-        blocks.append(Block(one.address, one.size, one.requested if state else 0, state))
-    return Segment(head.address, sum(one.size for one in blocks), head.stream, *head.home, head.segment is not None,
-                   tuple(blocks))

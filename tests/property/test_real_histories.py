@@ -17,7 +17,8 @@ from kvobs.allocator.replay import replay
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import INTERVALS, Settings, from_snapshot, parse
 from kvobs.allocator.state import ALLOCATED, PENDING
-from tests.real_histories import KIB, MIB, Piece, Real
+from tests.real_histories import Real
+from tests.real_memory import KIB, MIB, Piece
 
 ENGINES = ("Python", pytest.param("C++", marks=pytest.mark.skipif(core.why_not() is not None,
                                                                   reason=str(core.why_not()))))
