@@ -64,7 +64,7 @@ def _from_file(data: bytes, scratch: str) -> Recording:
     return _formats.parse(data, "fuzz", path=scratch)
 
 
-def _both_ways(data: bytes, scratch: str) -> Recording:
+def both_ways(data: bytes, scratch: str) -> Recording:
     """The short way through a pickle, which only large files take otherwise; it must agree with the whole way."""
     short = _formats.condensed(data, "fuzz")
     try:
@@ -100,7 +100,7 @@ _PROFILES = _profiles()
 FORMATS = (
     Format("pickle", _PICKLES, (damaged_opcodes, damaged_opcodes, damaged_bytes, damaged_values(pickle.dumps))),
     Format("condensed", [pickle.dumps(documents.history(seed), protocol) for seed in _SMALL for protocol in (4, 5)],
-           (damaged_opcodes, damaged_bytes, damaged_values(pickle.dumps)), _both_ways),
+           (damaged_opcodes, damaged_bytes, damaged_values(pickle.dumps)), both_ways),
     Format("json", _TEXTS, (damaged_bytes, damaged_values(_json))),
     Format("gz", [gzip.compress(data, mtime=0) for data in (_PICKLES[4], _TEXTS[2])], (_packed,)),
     Format("kineto", _PROFILES[:2], (damaged_bytes, damaged_values(_json))),

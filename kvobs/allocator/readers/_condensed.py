@@ -63,6 +63,15 @@ class Condensed:
         found.stack.extend([self._stack_of[place] for place in self._frames[first:self._passed]])
         found.pool.extend(array("i", (UNKNOWN,)) * count)
 
+    def end(self) -> None:
+        """The histories are read.
+
+        Raises:
+            Refused: events are left: some lie outside the histories, so that those in them may have been exchanged.
+        """
+        if self._passed < len(self._frames):
+            raise Refused("Some of its events are in no history.")
+
     def add(self, form: EventForm, rows: list[tuple[bytes, ...]], actions: dict[bytes, int],
             frames: list[int]) -> None:
         """Add events as they stand in the file.

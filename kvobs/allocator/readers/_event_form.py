@@ -11,11 +11,12 @@ from itertools import groupby
 from typing import NamedTuple
 
 from kvobs.allocator.readers._pickle import GET, INTEGER, ONE, OTHER, TEXT
+from kvobs.allocator.readers._pools import POOL_KEYS
 from kvobs.allocator.recording import ACTIONS
 from kvobs.allocator.recording import OTHER as UNKNOWN_ACTION
 
 _NUMBERS = ("addr", "size", "stream", "time_us")
-_POOL_KEYS = ("pool_id", "segment_pool_id", "mempool_id")
+_APART = frozenset({*POOL_KEYS, "device_free"})  # a pair has too many forms; device_free goes before addr in an OOM
 _GETS = rb"(?:j....j....j....j....)*+%b*+" % GET
 _FORMS = {"action": rb"(%b)" % GET, "frames": rb"(\]\x94(?:\(%be|%ba)?+|%b)" % (_GETS, GET, GET),
           **dict.fromkeys(_NUMBERS, rb"(%b)" % INTEGER)}
@@ -47,12 +48,11 @@ class EventForm:
         """``keys`` in their order, each with its place in the memo.
 
         Raises:
-            Unusual: one that every event has is missing, or there twice.
+            Unusual: one that every event has is missing, or there twice, or one needs to be looked at as a whole.
         """
         names = [name for name, _ in keys if name in _FORMS]
-        if any(name in _POOL_KEYS for name, _ in keys):
-            raise Unusual  # a pair has too many forms: written out, fetched, a list
-        if not {"action", "addr", "size", "frames"} <= set(names) or len(set(names)) < len(names):
+        if any(name in _APART for name, _ in keys) or not {"action", "addr", "size", "frames"} <= set(names) \
+                or len(set(names)) < len(names):
             raise Unusual
         self.groups: dict[str, int] = {}
         self.before: list[int] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvobs.allocator.readers import _columns
 from kvobs.allocator.readers._frames import Interner
 from kvobs.allocator.readers._limits import MAX_ADDRESS, MAX_SIZE, MAX_TOTAL_SIZE, Refused
-from kvobs.allocator.readers._pools import Pools
+from kvobs.allocator.readers._pools import POOL_KEYS, Pools
 from kvobs.allocator.recording import ACTIONS, OTHER, UNKNOWN, Events
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _CHUNK = 1 << 14
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _FIELDS = itemgetter("action", "addr", "size", "stream", "time_us")
 LATEST = 1 << 62  # microseconds
-_POOL_KEYS = ("pool_id", "segment_pool_id", "mempool_id")
 Rows = Callable[[list[Any]], list[dict[str, Any]]]
 
 
@@ -81,7 +80,7 @@ def _fields(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _pools(rows: list[dict[str, Any]], pools: Pools) -> array[int]:
-    key = next((key for key in _POOL_KEYS if any(key in row for row in rows)), None)
+    key = next((key for key in POOL_KEYS if any(key in row for row in rows)), None)
     if key is None:
         return array("i", [UNKNOWN]) * len(rows)
     return array("i", [pools.index(row[key]) if key in row else UNKNOWN for row in rows])

@@ -7,6 +7,7 @@ from typing import Any
 from kvobs.allocator.readers._frames import kind
 from kvobs.allocator.readers._limits import MAX_POOLS, Refused
 
+POOL_KEYS = ("pool_id", "segment_pool_id", "mempool_id")  # what torch has called the pool of an event
 _LARGEST = 1 << 62
 
 

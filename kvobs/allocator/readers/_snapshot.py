@@ -13,7 +13,7 @@ from kvobs.allocator.readers._condensed import Condensed
 from kvobs.allocator.readers._events import Rows, events
 from kvobs.allocator.readers._frames import Interner, kind
 from kvobs.allocator.readers._limits import MAX_ANNOTATIONS, MAX_CONF, MAX_DEVICES, MAX_EVENTS, Refused, count
-from kvobs.allocator.readers._pools import Pools
+from kvobs.allocator.readers._pools import POOL_KEYS, Pools
 from kvobs.allocator.readers._segments import states
 from kvobs.allocator.recording import Annotation, DeviceRecording, Events, Recording
 
@@ -47,6 +47,8 @@ def recording(document: Any, name: str, progress: Progress = lambda done: None,
     histories = [events(trace, decode, stacks, pools, _part(progress, start, len(trace), total),
                         None if short is None else short[0])
                  for trace, start in zip(traces, starts, strict=False)]
+    if short is not None:
+        short[0].end()
     marks = _annotations(document.get("external_annotations", []), stacks)
     configured, notes = _settings(document.get("allocator_settings"))
     notes += _notes.of_sums(rows)
@@ -137,7 +139,7 @@ def _schema(document: dict[Any, Any], rows: list[dict[str, Any]], first_events: 
 
 
 def _age(document: dict[Any, Any], rows: list[dict[str, Any]], block: dict[str, Any], event: dict[str, Any]) -> str:
-    if any(key in event for key in ("pool_id", "mempool_id", "segment_pool_id")):
+    if any(key in event for key in POOL_KEYS):
         return "2026: events name their pool"
     if "user_metadata" in event:
         return "late 2025 on: events carry user metadata"
