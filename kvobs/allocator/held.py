@@ -9,7 +9,7 @@ import itertools
 from array import array
 from dataclasses import dataclass
 
-from kvobs.allocator.holders import SHOWN, Attribution, Holdings, Place, holdings
+from kvobs.allocator.holders import Attribution, Holdings, Place, holdings
 from kvobs.allocator.kinds import Frame
 from kvobs.allocator.recording import (
     ALLOC,
@@ -18,7 +18,6 @@ from kvobs.allocator.recording import (
     SEGMENT_ALLOC,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
-    UNKNOWN,
     DeviceRecording,
     Recording,
 )
@@ -62,13 +61,10 @@ class Forced:
     """
 
     event: int
-    time_us: int
     requested_bytes: int
     device_bytes: int | None
     kind: str
-    rule: str
     frame: Frame | None
-    stack: int
 
 
 def held(recording: Recording, device: DeviceRecording, replay: Replay, points: int = POINTS,
@@ -97,7 +93,7 @@ def held(recording: Recording, device: DeviceRecording, replay: Replay, points: 
     growing = sorted(grown, key=lambda group: (grown[group][0] - grown[group][1], group))
     made = [Line(found.groups[group], pass_.lasts(group, intervals), group in grown)
             for group in dict.fromkeys([*most[:lines], *growing[:lines]])]
-    return Held(first, tuple(made), peak_event, holdings(found, peak, SHOWN))
+    return Held(first, tuple(made), peak_event, holdings(found, peak))
 
 
 class _Pass:
@@ -125,6 +121,14 @@ class _Pass:
         most, touch, group_of = self.most, self._touched.add, self._found.group
         columns = (events.action, events.address, events.size, events.stack)
         for action, address, size, stack in zip(*(column[start:stop] for column in columns), strict=True):
+            # An alloc where something lives: its free was not recorded (skip_actions, a gap).
+            if address in live and action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED):
+                group, before = live.pop(address)
+                blocks[group] -= 1
+                total[group] = held = total[group] - before
+                if held < low[group]:
+                    low[group] = held
+                touch(group)
             if action == ALLOC:
                 group = group_of(stack, size)
                 if group >= len(total):
@@ -134,13 +138,6 @@ class _Pass:
                 total[group] = held = total[group] + size
                 if held > most[group]:
                     most[group] = held
-                touch(group)
-            elif action in (FREE_REQUESTED, FREE_COMPLETED) and address in live:
-                group, size = live.pop(address)
-                blocks[group] -= 1
-                total[group] = held = total[group] - size
-                if held < low[group]:
-                    low[group] = held
                 touch(group)
 
     def _add(self, address: int, size: int, stack: int) -> None:
@@ -193,20 +190,19 @@ def forced(recording: Recording, device: DeviceRecording, replay: Replay, limit:
     attribution, events = Attribution(recording.stacks), device.events
     found: list[Forced] = []
     for event in replay.forced:
-        stack = events.stack[event]
-        decision = attribution.decision(stack, events.size[event])
-        group = attribution.groups[attribution.group(stack, events.size[event])]
-        found.append(Forced(event, events.time_us[event], events.size[event], _taken(device, event), decision.kind,
-                            decision.rule, group[2], stack))
+        size = events.size[event]
+        place = attribution.groups[attribution.group(events.stack[event], size)]
+        found.append(Forced(event, size, _taken(device, event), place.kind, place.frame))
     return sorted(found, key=lambda one: (-(one.device_bytes or 0), one.event))[:limit]
 
 
 def _taken(device: DeviceRecording, event: int) -> int | None:
     """The bytes taken from the device by the calls recorded directly before an allocation."""
-    actions, sizes, taken = device.events.action, device.events.size, UNKNOWN
+    actions, sizes = device.events.action, device.events.size
+    taken: list[int] = []
     at = event - 1
     while at >= 0 and SEGMENT_ALLOC <= actions[at] <= SEGMENT_UNMAP:
         if actions[at] in (SEGMENT_ALLOC, SEGMENT_MAP):
-            taken = max(taken, 0) + sizes[at]
+            taken.append(sizes[at])
         at -= 1
-    return None if taken == UNKNOWN else taken
+    return sum(taken) if taken else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvobs.allocator.kinds import CUBLAS_WORKSPACE, KINDS, Decision, Frame, Kinds
+from kvobs.allocator.kinds import CUBLAS_WORKSPACE, KINDS, Frame, Kinds
 from kvobs.allocator.recording import Stacks
 from kvobs.allocator.state import ALLOCATED, State
 
@@ -16,7 +16,7 @@ SHOWN = 20
 # files that Inductor generates (named by a hash).
 _NOT_THE_USERS = re.compile(
     r"(?:site|dist)-packages[/\\]|(?:^|[/\\])lib[/\\]python\d|^python[/\\]|^(?:torch|_?inductor|einops)[/\\]"
-    r"|^<(?!stdin|ipython)|torchinductor|(?:^|[/\\])c[a-z0-9]{49,}\.py$")
+    r"|torchinductor|(?:^|[/\\])c[a-z0-9]{49,}\.py$")
 
 
 class Place(NamedTuple):
@@ -43,14 +43,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The allocations of one place. ``share`` is of all bytes allocated. ``stack`` is one of the stacks."""
+    """The allocations of one place. ``share`` is of all bytes allocated."""
 
     place: Place
     size_bytes: int
     requested_bytes: int
     blocks: int
     share: float
-    stack: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ class Attribution:
         self._decided: dict[tuple[int, bool], int] = {}
         self._numbers: dict[Place, int] = {}
         self.groups: list[Place] = []
-        self.example: list[int] = []
 
     def group(self, stack: int, size: int) -> int:
         """The number of the group that an allocation belongs to; ``groups`` says what that is."""
@@ -83,10 +81,6 @@ class Attribution:
         if found is None:
             found = self._decided[key] = self._number(stack, size)
         return found
-
-    def decision(self, stack: int, size: int) -> Decision:
-        """The kind of an allocation, with the rule and the frame that decided it."""
-        return self._kinds.decide(self._stacks.of(stack), size)
 
     def _number(self, stack: int, size: int) -> int:
         frames = self._stacks.of(stack)
@@ -99,7 +93,6 @@ class Attribution:
         if number is None:
             number = self._numbers[key] = len(self.groups)
             self.groups.append(key)
-            self.example.append(stack)
         return number
 
 
@@ -154,8 +147,8 @@ def holdings(found: Attribution, sums: Iterable[tuple[int, int, int, int]], limi
     kinds = dict.fromkeys(KINDS, 0)
     for number, size, _, _ in rows:
         kinds[found.groups[number].kind] += size
-    made = [Holder(found.groups[number], size, requested, blocks, size / total if total else 0.0,
-                   found.example[number]) for number, size, requested, blocks in rows]
+    made = [Holder(found.groups[number], size, requested, blocks, size / total if total else 0.0)
+            for number, size, requested, blocks in rows]
     made.sort(key=lambda one: (-one.size_bytes, one.place.kind, one.place.label, one.place.rule))
     return Holdings(total, tuple(made[:limit]), len(made[limit:]), sum(one.size_bytes for one in made[limit:]),
                     {kind: size for kind, size in kinds.items() if size})

@@ -6,7 +6,7 @@ import itertools
 from array import array
 from dataclasses import dataclass
 
-from kvobs.allocator.recording import OOM, DeviceRecording
+from kvobs.allocator.recording import DeviceRecording
 from kvobs.allocator.replayed import Replay
 
 POINTS = 2000  # at most, of each line
@@ -15,11 +15,10 @@ NAMES = ("reserved", "active", "allocated", "unused")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One quantity in bytes: its least and its largest value within each interval, and the last one."""
+    """One quantity in bytes: its least and its largest value within each interval."""
 
     low: array[int]
     high: array[int]
-    last: array[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +27,12 @@ class Timeline:
 
     Interval ``i`` covers the events ``first[i]`` to ``first[i + 1] - 1`` (``first`` has one entry more). ``time_us``
     is of its last event, UNKNOWN (-1) where the file has no times. ``unused`` is reserved minus active: what no program
-    and no stream uses. ``ooms`` lists (event, requested bytes).
+    and no stream uses.
     """
 
     first: array[int]
     time_us: array[int]
     lines: dict[str, Line]
-    ooms: tuple[tuple[int, int], ...]
-
-    @property
-    def events(self) -> int:
-        """Events covered."""
-        return self.first[-1]
 
 
 def timeline(device: DeviceRecording, replay: Replay, points: int = POINTS) -> Timeline | None:
@@ -55,23 +48,10 @@ def timeline(device: DeviceRecording, replay: Replay, points: int = POINTS) -> T
     times = device.events.time_us
     return Timeline(
         first, array("q", [times[end - 1] for end in first[1:]]),
-        {name: interval_line(column, first) for name, column in zip(NAMES, columns, strict=True)},
-        tuple((index, device.events.size[index]) for index in _indexes(device.events.action, OOM)))
+        {name: interval_line(column, first) for name, column in zip(NAMES, columns, strict=True)})
 
 
 def interval_line(column: array[int], first: array[int]) -> Line:
     """One column by intervals; ``first`` are their beginnings and the end."""
     parts = [column[start:end] for start, end in itertools.pairwise(first)]
-    return Line(array("q", map(min, parts)), array("q", map(max, parts)), array("q", [part[-1] for part in parts]))
-
-
-def _indexes(column: array[int], value: int) -> list[int]:
-    found: list[int] = []
-    at = 0
-    while True:
-        try:
-            at = column.index(value, at)
-        except ValueError:
-            return found
-        found.append(at)
-        at += 1
+    return Line(array("q", map(min, parts)), array("q", map(max, parts)))

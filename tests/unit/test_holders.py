@@ -119,6 +119,15 @@ def test_grew_means_that_the_floor_never_fell(sizes: list[list[int]], expected: 
     assert grew(sizes) is expected
 
 
+def test_a_free_that_was_not_recorded_leaves_nothing_behind() -> None:
+    """Where something is allocated in a place that was never freed, what had been there is gone: a holder's line is
+    what its blocks can be at most.
+    """
+    found = told([(rec.ALLOC, 512, 5, 0), (rec.ALLOC, 1024, 1, 0), (rec.ALLOC, 512, 7, 1), (rec.ALLOC, 512, 2, 0)])
+    assert {line.place.label: list(line.last) for line in found.lines} == {
+        "part0.py:1 work": [5, 6, 1, 3], "part1.py:2 work": [0, 0, 7, 0]}
+
+
 def state(blocks: list[tuple[int, int, int, int]]) -> tuple[Segment, ...]:
     """One segment of blocks (size, requested, state, stack)."""
     at, found = 0, []

@@ -17,12 +17,12 @@ COLUMN = st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40), st
                   max_size=300)
 
 
-def made(rows: list[tuple[int, int, int]], ooms: tuple[int, ...] = ()) -> tuple[DeviceRecording, Replay]:
+def made(rows: list[tuple[int, int, int]]) -> tuple[DeviceRecording, Replay]:
     events = Events()
     for index in range(len(rows)):
         for column, value in zip((events.action, events.address, events.size, events.stream, events.time_us,
                                   events.stack, events.pool),
-                                 (rec.OOM if index in ooms else rec.OTHER, 0, index, 0, 5 * index, -1, -1),
+                                 (rec.OTHER, 0, index, 0, 5 * index, -1, -1),
                                  strict=True):
             column.append(value)
     reserved, active, allocated = (array("q", [row[at] for row in rows]) for at in range(3))
@@ -33,28 +33,20 @@ def made(rows: list[tuple[int, int, int]], ooms: tuple[int, ...] = ()) -> tuple[
 
 @hypothesis.given(COLUMN, st.integers(2, 80))
 def test_no_peak_and_no_valley_is_lost(rows: list[tuple[int, int, int]], points: int) -> None:
-    """Intervals cover every event once, there are at most as many values as asked for, and each interval's least, most
-    and last are those of its events.
+    """Intervals cover every event once, there are at most as many values as asked for, and each interval's least
+    and most are those of its events.
     """
     found = timeline(*made(rows), points=points)
     assert found is not None
     assert found.first[0] == 0
-    assert found.events == len(rows)
+    assert found.first[-1] == len(rows)
     for name, column in (("reserved", [row[0] for row in rows]), ("active", [row[1] for row in rows]),
                          ("allocated", [row[2] for row in rows]), ("unused", [row[0] - row[1] for row in rows])):
         line = found.lines[name]
         assert len(line.low) + len(line.high) <= points
         for index, (start, end) in enumerate(itertools.pairwise(found.first)):
-            assert (line.low[index], line.high[index], line.last[index]) == (
-                min(column[start:end]), max(column[start:end]), column[end - 1])
+            assert (line.low[index], line.high[index]) == (min(column[start:end]), max(column[start:end]))
     assert list(found.time_us) == [5 * (end - 1) for end in found.first[1:]]
-
-
-def test_ooms_are_marked() -> None:
-    """Each OOM is there with its event and what was requested."""
-    found = timeline(*made([(1, 1, 1)] * 9, ooms=(2, 8)))
-    assert found is not None
-    assert found.ooms == ((2, 2), (8, 8))
 
 
 def test_without_history_there_is_none() -> None:

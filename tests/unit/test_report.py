@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -21,11 +22,12 @@ import pytest
 from kvobs.allocator import recording as rec
 from kvobs.allocator.explain import explain
 from kvobs.allocator.holders import Attribution
+from kvobs.allocator.readers import read
 from kvobs.allocator.recorder import RecordingAllocator
-from kvobs.allocator.recording import DeviceRecording, Recording, Stacks
+from kvobs.allocator.recording import DeviceRecording, Events, Recording, Stacks
 from kvobs.allocator.replay import replay
 from kvobs.allocator.report import html, write_html
-from kvobs.allocator.report._map import BLOCKS, Map, memory_map
+from kvobs.allocator.report._map import BLOCKS, GROUPS, Map, memory_map
 from kvobs.allocator.settings import MIB, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING
 from tests.allocator_history import events_of, history
@@ -103,17 +105,62 @@ def test_the_map_at_every_moment_is_what_was_live_then(expandable: bool, seed: i
 
 
 def test_the_map_is_bounded() -> None:
-    """With more blocks than are drawn there are fewer moments, and the special ones stay."""
+    """With more blocks than are drawn there are fewer moments, and the special ones stay, told as before."""
     made = history(1, Settings(), None, 2_000)
     replayed = replay(made.device, made.settings)
-    drawn = memory_map(made.device, replayed, made.settings, Attribution(Stacks()), {123}, most_blocks=2_000)
-    assert len(drawn.blocks) <= 2_000 < BLOCKS
+    whole, drawn = (memory_map(made.device, replayed, made.settings, Attribution(Stacks()), {123}, most_blocks=most)
+                    for most in (BLOCKS, 500))
+    assert len(drawn.blocks) <= 500 < len(whole.blocks)
+    assert len(drawn.moments) < len(whole.moments)
     assert {-1, 123, len(made.device.events) - 1} <= set(drawn.moments)
+    for moment, event in enumerate(drawn.moments):
+        assert at(drawn, moment) == at(whole, whole.moments.index(event))
+
+
+def test_frees_without_completions_are_not_pending_for_ever() -> None:
+    """Where completions were not recorded (``skip_actions``), the map shows as pending after the last event only what the
+    file's state shows so.
+    """
+    made = history(1, Settings(), None, 300)
+    whole, events = made.device.events, Events()
+    for name in Events.__slots__:
+        getattr(events, name).extend(value for value, action in zip(getattr(whole, name), whole.action, strict=True)
+                                     if action != rec.FREE_COMPLETED)
+        getattr(events, name).append(rec.OTHER if name == "action" else 0)  # the last moment is the file's own state
+    device = dataclasses.replace(made.device, events=events)
+    drawn = memory_map(device, replay(device, made.settings), made.settings, Attribution(Stacks()), set())
+    expected = {(block.address, block.state) for segment in device.state for block in segment.blocks
+                if block.state != INACTIVE}
+    assert PENDING in {state for _, state in expected}
+    assert at(drawn, len(drawn.moments) - 2) == expected
+
+
+def test_more_places_than_are_told_apart_are_others(tmp_path: Path) -> None:
+    """With more places than the map names, a block is of its own place or of none, never of another's."""
+    allocator = RecordingAllocator(now=itertools.count().__next__)
+    expected = {}
+    for line in range(1, GROUPS + 4):
+        expected[allocator.alloc(512, frames=[("app/serve.py", line, "hold")])] = f"serve.py:{line} hold"
+    allocator.dump(tmp_path / "made.pickle")
+    (device,) = data(page(read(tmp_path / "made.pickle")))["devices"]
+    drawn, ranges = device["map"], device["map"]["ranges"]
+    places, groups, ends = (column(kind, drawn["blocks"][name]) for kind, name in (
+        ("d", "at"), ("H", "group"), ("H", "end")))
+    told = {}
+    for position, group, end in zip(places, groups, ends, strict=True):
+        if end == len(drawn["moments"]):
+            address, _, begin = max((one for one in ranges if one[2] <= position), key=lambda one: one[2])
+            told[int(address, 16) + int(position) - begin] = int(group)
+    assert told.keys() == expected.keys()
+    named = {address: drawn["groups"][group][0] for address, group in told.items() if group < len(drawn["groups"])}
+    assert named.items() <= expected.items()
+    assert len(named) == GROUPS
 
 
 def test_the_pages_columns_are_the_files(tmp_path: Path) -> None:
     """What is embedded says the file's own state: the blocks of the last moment sum to its blocks in use, the classes
-    of waste to its reserved bytes, and the line's last value is the reserved bytes after the last event.
+    of waste to its reserved bytes, and the line's last value is the reserved bytes after the last event; OOMs and times
+    are those of the events.
     """
     recording = recorded(tmp_path / "made.pickle")
     (device,) = data(page(recording))["devices"]
@@ -124,7 +171,12 @@ def test_the_pages_columns_are_the_files(tmp_path: Path) -> None:
     assert sum(size for size, first, end in zip(*blocks.values(), strict=True) if first <= last < end) == sum(
         block.size for segment in state for block in segment.blocks if block.state != INACTIVE)
     assert sum(part[1] for part in device["waste"]["parts"]) == sum(segment.size for segment in state)
-    assert column("d", device["timeline"]["lines"]["reserved"]["last"])[-1] == sum(segment.size for segment in state)
+    for name in ("low", "high"):
+        assert column("d", device["timeline"]["lines"]["reserved"][name])[-1] == sum(segment.size for segment in state)
+    events = recording.devices[0].events
+    assert device["timeline"]["ooms"] == [events.action.index(rec.OOM)]
+    assert device["map"]["since_us"] == [
+        None if event < 0 else events.time_us[event] - events.time_us[0] for event in device["map"]["moments"]]
     assert device["score"] == "Replay: 8/8 addresses, 3/3 device allocations, 1/1 device frees reproduced."
     assert [(oom["verdict"], oom["requested"], oom["asker"]) for oom in device["ooms"]] == [
         ("CAPACITY", 256 * MIB, "linear.py:134 forward (from serve.py:20 answer) (activation)")]

@@ -12,17 +12,17 @@ from kvobs.allocator.held import Forced, Held, forced, held
 from kvobs.allocator.holders import Attribution, Holdings, frame_text, holders
 from kvobs.allocator.kinds import KINDS
 from kvobs.allocator.pinning import pins
-from kvobs.allocator.recording import OOM, DeviceRecording, Recording
+from kvobs.allocator.recording import DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
-from kvobs.allocator.report._map import UNIT, Map, memory_map, packed, place
+from kvobs.allocator.report._map import BLOCKS, GROUPS, UNIT, Map, memory_map, packed, place
 from kvobs.allocator.settings import Settings
-from kvobs.allocator.timeline import NAMES, Timeline, interval_line, timeline
+from kvobs.allocator.timeline import Line, Timeline, interval_line, timeline
 
 TEXT = 160  # letters of one name
 OOMS = 64
 PINS = 10
 ROWS = 40  # of the map, at most
-BLOCKS = 150_000
+RANGES = 4_096  # of addresses; further ones are drawn without an address
 MEANING = {
     "requested": "requested by the program and in use",
     "rounding": "added to requests by rounding them up",
@@ -42,7 +42,7 @@ def page_data(recording: Recording, replays: Sequence[Replay], document: Mapping
         "settings": None if recording.settings is None else recording.settings.conf() or "the defaults",
         "notes": [text(note, 500) for note in recording.notes[:50]], "kinds": KINDS,
         "devices": [_device(recording, device, replay, told, BLOCKS // max(len(devices), 1))
-                    for device, replay, told in zip(devices, replays, document["devices"], strict=False)],
+                    for device, replay, told in zip(devices, replays, document["devices"], strict=True)],
         "calls": [[text(call["name"]), call["count"], *(call[f"{name}_ns"] for name in (
             "total", "median", "p95", "max", "first"))] for call in document["device_calls"]],
         "usage": [{"device": "A device that the file does not name" if one.device in {"", "unknown"}
@@ -55,15 +55,15 @@ def _device(recording: Recording, device: DeviceRecording, replay: Replay, told:
             most_blocks: int) -> dict[str, Any]:
     settings = recording.settings or Settings()
     found = Attribution(recording.stacks)
-    line, history = timeline(device, replay), held(recording, device, replay)
-    ooms = [index for index, action in enumerate(device.events.action) if action == OOM][:OOMS]
+    line, history = timeline(device, replay), held(recording, device, replay) if replay.usable else None
+    ooms = [one["event"] for one in told["ooms"][:OOMS]]
     special = {*ooms, *([history.peak_event] if history is not None else [])}
     drawn = memory_map(device, replay, settings, found, special, most_blocks)
     return {
-        "device": device.device, "score": score_text(replay), "usable": replay.usable, "engine": replay.engine,
+        "device": device.device, "score": score_text(replay),
         "numbers": [[name.removesuffix("_bytes").replace("_", " "), told[name]] for name in (
             "reserved_bytes", "allocated_bytes", "active_bytes", "pending_free_bytes", "free_bytes",
-            "largest_free_bytes") ],
+            "largest_free_bytes")],
         "segments": len(device.state), "events": len(device.events),
         "ooms": [_oom(one) for one in told["ooms"][:OOMS]],
         "ooms_total": len(told["ooms"]), "waste": _waste(told["waste"], told["reserved_bytes"]),
@@ -72,13 +72,14 @@ def _device(recording: Recording, device: DeviceRecording, replay: Replay, told:
                     "peak": None if history is None else _holdings(history.peak)},
         "peak_event": None if history is None else history.peak_event,
         "growth": [] if history is None else _growth(history),
-        "forced": [_forced(one) for one in forced(recording, device, replay)], "forced_total": len(replay.forced),
+        "forced": [_forced(one) for one in forced(recording, device, replay)] if replay.usable else [],
+        "forced_total": len(replay.forced),
         "definitions": [[one["name"], one["owner"], one["formula"], told["definitions"][one["name"]], one["unit"],
                          one["reason"], one["objection"]] for one in told["about_definitions"]],
         "pins": [[f"{pin.address:x}", pin.size_bytes, pin.held_back_bytes, pin.blocks, pin.block.size,
                   text(found.groups[found.group(pin.block.stack, pin.block.requested)].label)]
                  for pin in pins(device.state, settings)[:PINS]],
-        "map": _map(drawn, found),
+        "map": _map(drawn, found, device.events.time_us),
     }
 
 
@@ -119,19 +120,13 @@ def _oom(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waste(told: Mapping[str, Any], reserved: int) -> dict[str, Any]:
-    parts = [[name, value, MEANING[name]] for key, value in told.items()
-             if (name := key.removesuffix("_bytes"))]
-    order = list(MEANING)
-    parts.sort(key=lambda part: order.index(part[0]))
-    return {"reserved": reserved, "parts": [[name.replace("_", " "), *rest] for name, *rest in parts]}
+    return {"reserved": reserved, "parts": [[name.replace("_", " "), told[f"{name}_bytes"], meaning]
+                                            for name, meaning in MEANING.items()]}
 
 
 def _timeline(found: Timeline, ooms: list[int]) -> dict[str, Any]:
     return {"first": packed_column("d", found.first), "time_us": packed_column("d", found.time_us),
-            "lines": {name: {"low": packed_column("d", found.lines[name].low),
-                             "high": packed_column("d", found.lines[name].high),
-                             "last": packed_column("d", found.lines[name].last)} for name in NAMES},
-            "ooms": [event for event, _ in found.ooms if event in set(ooms)]}
+            "lines": _lines(found.lines), "ooms": ooms}
 
 
 def _usage(time_us: array[int], columns: Mapping[str, array[int]]) -> dict[str, Any] | None:
@@ -143,9 +138,13 @@ def _usage(time_us: array[int], columns: Mapping[str, array[int]]) -> dict[str, 
     step = -(-len(time_us) // 1_000)
     first = array("q", [*range(0, len(time_us), step), len(time_us)])
     lines = {name: interval_line(column, first) for name, column in list(known.items())[:10]}
-    return {"first": packed_column("d", first), "time_us": packed_column("d", [time_us[end - 1] for end in first[1:]]),
-            "lines": {name: {"low": packed_column("d", line.low), "high": packed_column("d", line.high),
-                             "last": packed_column("d", line.last)} for name, line in lines.items()}, "ooms": []}
+    times = array("q", [time_us[end - 1] for end in first[1:]])
+    return _timeline(Timeline(first, times, lines), [])
+
+
+def _lines(found: Mapping[str, Line]) -> dict[str, dict[str, str]]:
+    return {name: {"low": packed_column("d", line.low), "high": packed_column("d", line.high)}
+            for name, line in found.items()}
 
 
 def _holdings(found: Holdings) -> dict[str, Any]:
@@ -160,10 +159,11 @@ def _growth(found: Held) -> list[list[Any]]:
 
 
 def _forced(one: Forced) -> list[Any]:
-    return [one.event, one.time_us, one.requested_bytes, one.device_bytes, one.kind, text(frame_text(one.frame))]
+    return [one.event, one.requested_bytes, one.device_bytes, one.kind, text(frame_text(one.frame))]
 
 
-def _map(drawn: Map, found: Attribution) -> dict[str, Any]:
+def _map(drawn: Map, found: Attribution, time_us: array[int]) -> dict[str, Any]:
+    timed = len(time_us) > 0 and 0 <= time_us[0] < time_us[-1]
     ranges = packed(drawn.segments)
     starts = [address for address, _, _ in ranges]
     columns: dict[str, Any] = {}
@@ -187,6 +187,8 @@ def _map(drawn: Map, found: Attribution) -> dict[str, Any]:
             "state": packed_column("B", [spans.state[index] for index in chosen])}
     total = sum(size for _, size, _ in ranges)
     row = 1 << max(-(-total // ROWS) - 1, UNIT - 1).bit_length()  # bytes: a power of two
-    return {"moments": drawn.moments, "row": row, "rows": max(-(-total // row), 1), "outside": outside,
-            "ranges": [[f"{address:x}", size, at] for address, size, at in ranges[:4_096]],
-            "groups": [[text(place_.label), place_.kind] for place_ in found.groups[:4_096]], **columns}
+    return {"moments": drawn.moments,
+            "since_us": [time_us[event] - time_us[0] if timed and event >= 0 else None for event in drawn.moments],
+            "row": row, "rows": max(-(-total // row), 1), "outside": outside,
+            "ranges": [[f"{address:x}", size, at] for address, size, at in ranges[:RANGES]],
+            "groups": [[text(place_.label), place_.kind] for place_ in found.groups[:GROUPS]], **columns}

@@ -15,11 +15,12 @@ from kvobs.allocator.holders import Attribution
 from kvobs.allocator.recording import DeviceRecording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import MIN_BLOCK, Settings
+from kvobs.allocator.skipped import completed
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING
 
 MOMENTS = 600
 BLOCKS = 150_000  # drawn over all moments; with more, there are fewer moments
-GROUPS = 4_095
+GROUPS = 4_095  # places that are told apart; what is of others has this number
 UNIT = MIN_BLOCK
 
 
@@ -94,7 +95,7 @@ class _Pass:
 
     def __init__(self, device: DeviceRecording, replay: Replay, settings: Settings, found: Attribution,
                  moments: list[int]) -> None:
-        self._device, self._replay, self._settings, self._found = device, replay, settings, found
+        self._device, self._replay, self._settings, self._group = completed(device), replay, settings, found.group
         self._moments = moments
         self._blocks, self._segments = Spans(), Spans()
         self._live: dict[int, tuple[int, int, int, int]] = {}  # address → size, first moment, group, state
@@ -112,9 +113,6 @@ class _Pass:
                     self._blocks.add(block.address, block.size, last, last + 1,
                                      self._group(block.stack, block.requested), block.state)
         return Map(self._moments, self._blocks, self._segments)
-
-    def _group(self, stack: int, size: int) -> int:
-        return self._found.group(stack, size)
 
     def _history(self, last: int) -> None:
         for segment in self._replay.initial:

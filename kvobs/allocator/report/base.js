@@ -1,8 +1,6 @@
 "use strict";
 // What the other parts share. Texts of the file only ever become text nodes.
 
-const KIND_COLOURS = ["weights", "kv", "activation", "gradient", "optimizer", "workspace", "communication", "unknown"];
-
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {

@@ -7,11 +7,11 @@ const LINE_STYLES = [["weights", ""], ["kv", "7 3"], ["activation", "2 2"], ["un
 function chartOf(told, name, one = "event") {
   const lines = Object.entries(told.lines).map(([title, line], index) => ({
     title, style: LINE_STYLES[index % LINE_STYLES.length],
-    low: column(Float64Array, line.low), high: column(Float64Array, line.high), last: column(Float64Array, line.last)}));
+    low: column(Float64Array, line.low), high: column(Float64Array, line.high)}));
   const first = column(Float64Array, told.first);
   const times = column(Float64Array, told.time_us);
   const timed = times.length > 0 && times[0] >= 0 && times[times.length - 1] > times[0];
-  const state = {byTime: false, event: null, hover: null};
+  const state = {byTime: false, event: null};
   const most = Math.max(1, ...lines.map((line) => line.high.reduce((a, b) => Math.max(a, b), 0)));
   const svg = drawn("svg", {role: "img", "aria-label": name});
   const hint = element("div", {class: "hint", hidden: ""});
@@ -107,8 +107,6 @@ function chartOf(told, name, one = "event") {
   return {
     node: element("div", {}, element("div", {class: "controls"}, legend, over), box),
     mark: (event) => { state.event = event; draw(); },
-    timeOf: (event) => timed && event >= 0 ? `+${seconds(times[intervalOf(event)] - times[0])}` : "",
-    draw,
   };
 }
 
@@ -117,7 +115,7 @@ function spark(values) {
   const points = values.map((value, index) =>
     `${(100 * index / Math.max(values.length - 1, 1)).toFixed(1)},${(20 - 18 * value / most).toFixed(1)}`);
   return drawn("svg", {class: "spark", viewBox: "0 0 100 21", preserveAspectRatio: "none", role: "img",
-    "aria-label": `from ${size(values[0])} to ${size(values[values.length - 1])}, at most ${size(most)}`},
+    "aria-label": `from ${size(values[0])} to ${size(values[values.length - 1])}; the drawing's top is ${size(most)}`},
   drawn("polyline", {points: points.join(" "), fill: "none", stroke: "var(--accent)", "stroke-width": "1.5",
     "vector-effect": "non-scaling-stroke"}));
 }

@@ -111,13 +111,13 @@ function mapOf(told, kinds, name) {
 
   let colours = {};
   function paint() {
-    colours = Object.fromEntries([...KIND_COLOURS, "hatch"].map((kind) => [kind, colour(kind)]));
+    colours = Object.fromEntries([...kinds, "hatch"].map((kind) => [kind, colour(kind)]));
     draw();
   }
 
   function addressOf(at) {
     const range = told.ranges.findLast((one) => one[2] <= at);
-    return range ? `0x${(BigInt(`0x${range[0]}`) + BigInt(at - range[2])).toString(16)}` : "not known";
+    return range && at < range[2] + range[1] ? `0x${(BigInt(`0x${range[0]}`) + BigInt(at - range[2])).toString(16)}` : "not known";
   }
 
   function describe(index) {
@@ -215,6 +215,6 @@ function mapOf(told, kinds, name) {
         + (told.outside ? ` ${count(told.outside)} blocks lie outside every known segment and are not drawn.` : ""),
       "quiet"),
       element("h4", {}, "The largest blocks at this moment"), largest),
-    show, totals, moments: told.moments,
+    show, totals, moments: told.moments, since: told.since_us,
   };
 }

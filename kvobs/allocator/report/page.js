@@ -70,9 +70,10 @@ function history(device) {
 
   function words(moment) {
     const event = map.moments[moment];
+    const since = map.since[moment];
     const {reserved, used, blocks} = map.totals();
     const when = moment === last ? "The file's last state" : event < 0 ? "Before the first event"
-      : `After event ${count(event)} of ${count(device.events)}${chart ? ` (${chart.timeOf(event)})` : ""}`;
+      : `After event ${count(event)} of ${count(device.events)}${since === null ? "" : ` (+${seconds(since)})`}`;
     const sizes = moment === last ? "exact" : "block sizes as the allocator rounds";
     return `${when}: ${size(reserved)} reserved, ${size(used)} in ${count(blocks)} blocks in use (${sizes}).`;
   }
@@ -144,7 +145,7 @@ function forced(device) {
       + (device.forced_total > device.forced.length ? `; the ${device.forced.length} that took most are shown.` : ".")),
     table("Allocations that went to the device", [["event", "number"], ["requested", "number"],
       ["taken from the device", "number"], ["kind", ""], ["allocated by", "label"]],
-    device.forced.map(([event, , requested, taken, kind, frame]) =>
+    device.forced.map(([event, requested, taken, kind, frame]) =>
       [count(event), sized(requested), sized(taken), kind, frame]))];
 }
 
