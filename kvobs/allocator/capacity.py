@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ TAKEN, GIVEN_BACK = frozenset({SEGMENT_ALLOC, SEGMENT_MAP}), frozenset({SEGMENT_
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """``bytes``: None for a device without limit. ``reason``: where the figure comes from, a whole sentence."""
+    """What the allocator could take. ``bytes``: None for a device without limit. ``reason``: where the figure comes
+    from, a whole sentence.
+    """
 
     bytes: int | None
     reason: str
@@ -49,7 +52,7 @@ def reserved_bytes(device: DeviceRecording) -> int:
 
 def granted(events: Events, reserved: Sequence[int], settings: Settings) -> int:
     """The most bytes that the device gave at one time, or would have given at an OOM had they been asked for."""
-    return max(max(reserved), *_at_ooms(events, reserved, settings), 0)
+    return max(max(reserved), *(total for total, _ in _at_ooms(events, reserved, settings)), 0)
 
 
 def capacity_of(device: DeviceRecording, settings: Settings, refused: Sequence[int]) -> Capacity:
@@ -57,22 +60,41 @@ def capacity_of(device: DeviceRecording, settings: Settings, refused: Sequence[i
 
     What was reserved at a recorded OOM and what the device had left then (but less than the request, which failed);
     else, where memory had to be given back before the device could serve a request, less than that would have taken
-    (``refused``). Never less than what was reserved at the peak.
+    (``refused``). Never less than what was reserved at the peak. With a memory fraction, what could be reserved is
+    that part of the capacity.
     """
     reserved = reserved_before(device.events, reserved_bytes(device))
-    most = granted(device.events, reserved, settings)
-    if OOM in device.events.action:
-        return Capacity(max(most, 1), "The capacity is what was reserved at a recorded OOM plus what the device had "
-                        "left.")
-    if refused:
-        return Capacity(max(min(refused) - 1, most), "The capacity is estimated: the device gave less than this where "
-                        "memory had to be given back before a request could be served.")
-    return Capacity(None, "The capacity is not known, as no OOM was recorded: the modelled device is without limit.")
+    most, ooms = granted(device.events, reserved, settings), _at_ooms(device.events, reserved, settings)
+    if not (ooms or refused):
+        return Capacity(None, "The capacity is not known, as no OOM was recorded: the modelled device is without "
+                        "limit.")
+    limit = max(most, 1) if ooms else max(min(refused) - 1, most)
+    if settings.memory_fraction is not None:
+        return Capacity(_whole(limit, settings.memory_fraction), "The capacity is estimated: the part of it that "
+                        "per_process_memory_fraction allows is the most that could be reserved.")
+    if not ooms:
+        return Capacity(limit, "The capacity is estimated: the device gave less than this where memory had to be given "
+                        "back before a request could be served.")
+    if (most, False) in ooms:
+        return Capacity(limit, "The capacity is what was reserved at a recorded OOM plus what the device had left.")
+    return Capacity(limit, "The capacity is estimated: at a recorded OOM the device refused what it had left, or had "
+                    "less than at another time.")
 
 
-def _at_ooms(events: Events, reserved: Sequence[int], settings: Settings) -> list[int]:
-    return [reserved[index] + min(events.address[index], _wanted(settings, events.size[index]) - 1)
-            for index, action in enumerate(events.action) if action == OOM]
+def _whole(part: int, fraction: float) -> int:
+    """The least whole bytes of which the fraction, rounded down as the allocator does, is a part."""
+    found = math.ceil(part / fraction)
+    return found + (int(fraction * found) < part)
+
+
+def _at_ooms(events: Events, reserved: Sequence[int], settings: Settings) -> list[tuple[int, bool]]:
+    """For each OOM the bytes that could have been reserved, and whether the device had enough left and refused."""
+    found = []
+    for index, action in enumerate(events.action):
+        if action == OOM:
+            left, wanted = events.address[index], _wanted(settings, events.size[index])
+            found.append((reserved[index] + min(left, wanted - 1), left >= wanted))
+    return found
 
 
 def _wanted(settings: Settings, size: int) -> int:
