@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from array import array
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from kvobs.allocator.program import Outcome, Program, Stats
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.state import Block, Segment, State
 from kvobs.allocator.twin import OutOfMemory
+from kvobs.config import ConfigError, load
 
 ENGINES = ("auto", "C++", "Python")
 LARGEST = 1 << 60  # bytes: a request must be smaller, so that the core's sums cannot overflow
@@ -39,8 +39,11 @@ def engine(wanted: str = "auto") -> str:
 
 def why_not() -> str | None:
     """Why the C++ core cannot be had, in a sentence; None if it can."""
-    if os.environ.get("KVOBS_NATIVE", "").strip().lower() == "off":
-        return "The C++ core is switched off (KVOBS_NATIVE=off)."
+    try:
+        if load().native == "off":
+            return "The C++ core is switched off (native=off)."
+    except ConfigError as error:
+        return str(error)
     found = _library()
     return found if isinstance(found, str) else None
 

@@ -327,4 +327,4 @@ def test_a_refusal_ends_with_one_full_stop(tmp_path: Path, capsys: pytest.Captur
     fragmented().dump(tmp_path / "made.pickle")
     monkeypatch.setenv("KVOBS_NATIVE", "off")
     assert main(["explain", str(tmp_path / "made.pickle"), "--engine", "C++"]) == 2
-    assert capsys.readouterr().err == "kvobs: The C++ core is switched off (KVOBS_NATIVE=off).\n"
+    assert capsys.readouterr().err == "kvobs: The C++ core is switched off (native=off).\n"
