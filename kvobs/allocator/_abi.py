@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_int64, c_uint64, c_void_p
+from dataclasses import fields
 
 from kvobs.allocator.device import Device
+from kvobs.allocator.program import Stats
 from kvobs.allocator.settings import INTERVALS, Settings
 
 VERSION = 2
@@ -22,13 +24,11 @@ class CSettings(ctypes.Structure):
         ("roundup_power2_divisions", c_uint64 * INTERVALS))
 
 
-# The fields of kvobs.allocator.program.Stats, in its order.
-STATS = ("reserved", "allocated", "active", "requested", "peak_reserved", "peak_allocated", "peak_active",
-         "device_allocs", "device_frees", "retries", "ooms", "syncs")
+STATS = tuple(field.name for field in fields(Stats))
 
 
 class CStats(ctypes.Structure):
-    """Totals of an allocator."""
+    """Totals of an allocator, in the order of ``Stats``."""
 
     _fields_ = tuple((name, c_int64) for name in STATS)
 

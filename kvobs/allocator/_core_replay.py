@@ -54,7 +54,7 @@ class ForcedCore(Core):
         """Begin with these segments.
 
         Raises:
-            ValueError: blocks do not fill their segment.
+            ValueError: blocks do not fill their segment, or segments overlap.
         """
         for base, segments in reservations(state, pages, self.settings.large_segment_size):
             first, last = segments[0], segments[-1]
@@ -64,7 +64,7 @@ class ForcedCore(Core):
             parts = array("q", chain.from_iterable(block[:4] for segment in segments for block in segment.blocks))
             code = self._library.kvobs_load(self._handle, base, span, pointer(heads), len(segments), pointer(parts))
             if code == _abi.INVALID:
-                raise ValueError(f"the blocks of the segment at {first.address:#x} do not fill it")
+                raise ValueError(f"the blocks from {first.address:#x} on overlap, or do not fill their segment")
             check(code, "a state")
 
     def fits(self, size: int, stream: int = 0, pool: int = 0) -> bool:

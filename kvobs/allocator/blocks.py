@@ -27,14 +27,14 @@ class Block:
         self.mapped = True
         self.prev: Block | None = None
         self.next: Block | None = None
-        self.events = 0  # streams whose work must be done before the block is free
-        self.uses: set[int] | None = None  # streams that were told to use the block besides its own
+        self.events = 0  # what must come before it is free: the work of so many streams, or a deferral's completion
+        self.uses: set[int] | None = None  # while allocated, streams that were told to use it besides its own
         self.born = 0  # the pool's look-ups when it became free: its age for garbage collection
 
     @property
     def busy(self) -> bool:
         """Allocated, or freed while a stream may still use it."""
-        return self.allocated or self.events > 0 or bool(self.uses)
+        return self.allocated or self.events > 0
 
     @property
     def split(self) -> bool:
