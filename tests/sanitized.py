@@ -12,7 +12,7 @@ from kvobs.allocator.core import Core
 from kvobs.allocator.recording import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from kvobs.allocator.script import ALLOC, COMPLETE, DEFER, FREE, OOM, Script
 from kvobs.allocator.settings import MIB
-from kvobs.allocator.state import Block, Segment
+from kvobs.allocator.state import ALLOCATED, Block, Segment
 from tests.programs import random_plan, random_settings
 
 
@@ -53,7 +53,7 @@ def main(path: str) -> None:
         used.run(plan.program)
         for segment in used.snapshot():
             for at, block in enumerate(segment.blocks):
-                if block.state == 2:
+                if block.state == ALLOCATED:
                     (used.free if at % 2 else used.defer)(block.address)
         used.empty_cache()
         plan.program.op[300] = 77

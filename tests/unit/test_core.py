@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvobs.allocator import _abi, core
-from kvobs.allocator.core import Core, OutOfMemory, run
+from kvobs.allocator.core import Core, run
 from kvobs.allocator.program import (
     ADVANCE,
     ALLOC,
@@ -24,6 +25,7 @@ from kvobs.allocator.program import (
 )
 from kvobs.allocator.settings import INTERVALS, MIB, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING
+from kvobs.allocator.twin import OutOfMemory
 
 REASON = core.why_not()
 needs_core = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -152,23 +154,28 @@ def test_small_block_in_a_large_expandable_segment(engine: str) -> None:
 @engines
 def test_failed_growth_keeps_what_was_mapped(engine: str) -> None:
     """Pages that were mapped for a request which then failed stay with the allocator until they are given back."""
-    gap = [*allocs(20 * MIB, 20 * MIB, 20 * MIB), *frees(0, 1), (EMPTY_CACHE,)]  # pages 0, 1 unmapped, 2 in use
-    outcome = run(program(*gap, (ALLOC, 3, 60 * MIB, 0, 0)), EXPANDABLE, 70 * MIB, engine)
-    assert outcome.ooms == (6,)
-    assert outcome.stats.reserved == 20 * MIB
-    private = run(program(*[(ALLOC, at, 20 * MIB, 0, 1) for at in range(3)], *frees(0, 2), (ALLOC, 3, 60 * MIB, 0, 1)),
-                  EXPANDABLE, 70 * MIB, engine)
-    assert private.ooms == (5,)
-    assert private.stats.reserved == 60 * MIB
+    give_back = [(RELEASE_POOL, {"pool": 1}), (EMPTY_CACHE,)]
+    # Of the range's four pages the first is unmapped, two are free, and the last was never mapped.
+    held = [*[(ALLOC, at, 20 * MIB, 0, 1) for at in range(3)], *frees(0), *give_back, *frees(1, 2)]
+    failed = [*held, (ALLOC, 3, 80 * MIB, 0, 1)]
+    outcome = run(program(*failed), EXPANDABLE, 70 * MIB, engine)
+    assert outcome.ooms == (8,)
+    assert list(outcome.reserved[7:]) == [40 * MIB, 60 * MIB]
+    assert states(outcome) == [(60 * MIB, INACTIVE)]
+    assert run(program(*failed, *give_back), EXPANDABLE, 70 * MIB, engine).stats.reserved == 0
+    default = run(program(*allocs(20 * MIB, 20 * MIB, 20 * MIB), *frees(0, 1), (EMPTY_CACHE,),
+                          *allocs(60 * MIB, start=3)), EXPANDABLE, 70 * MIB, engine)
+    assert default.ooms == (6,)
+    assert default.stats.reserved == 20 * MIB  # none of 60 MiB at once
 
 
 @engines
 def test_oversize_blocks(engine: str) -> None:
-    """Blocks of max_split_size or more are not split, serve requests up to 20 MiB smaller, and go back one by one."""
+    """Blocks of max_split_size or more are not split, serve what is up to 20 MiB smaller, and go back one by one."""
     settings = Settings(max_split_size=30 * MIB)
-    outcome = run(program(*allocs(60 * MIB), (FREE, 0), *allocs(20 * MIB, 42 * MIB, 32 * MIB, start=1)), settings,
+    outcome = run(program(*allocs(60 * MIB), (FREE, 0), *allocs(20 * MIB, 40 * MIB, 40 * MIB + 512, start=1)), settings,
                   None, engine)
-    assert list(outcome.reserved[2:]) == [80 * MIB, 80 * MIB, 112 * MIB]
+    assert list(outcome.reserved[2:]) == [80 * MIB, 120 * MIB, 120 * MIB]
     released = run(program(*allocs(60 * MIB, 40 * MIB), *frees(0, 1), *allocs(20 * MIB, start=2)), settings, 100 * MIB,
                    engine)
     assert (released.stats.reserved, released.stats.syncs) == (80 * MIB, 0)
@@ -322,7 +329,7 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         core.engine("fast")
     monkeypatch.setenv("KVOBS_NATIVE", "off")
     assert core.engine() == "Python"
-    assert core.why_not() == "The C++ core is switched off (KVOBS_NATIVE=off)."
+    assert core.why_not() == "The C++ core is switched off (native=off)."
     with pytest.raises(ValueError, match="switched off"):
         core.engine("C++")
     with pytest.raises(ValueError, match="switched off"):
@@ -330,8 +337,22 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(program(*allocs(1)), Settings()).engine == "Python"
 
 
-def test_the_columns_are_64_bit() -> None:
-    """The columns that the core reads in place have the widths it expects."""
+def test_switched_off_in_the_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config file switches the core off as the environment does, and a setting that is refused is the reason."""
+    file = tmp_path / "kvobs.toml"
+    file.write_text('native = "off"\n')
+    monkeypatch.setenv("KVOBS_CONFIG", str(file))
+    assert core.engine() == "Python"
+    assert core.why_not() == "The C++ core is switched off (native=off)."
+    monkeypatch.setenv("KVOBS_NATIVE", "auto")  # the environment precedes the file
+    assert core.why_not() == REASON
+    monkeypatch.setenv("KVOBS_NATIVE", "no")
+    assert core.engine() == "Python"
+    assert core.why_not() == "The setting 'native' from KVOBS_NATIVE is 'no'; allowed is auto or off."
+
+
+def test_the_columns_are_as_wide_as_the_core_reads_them() -> None:
+    """The core reads columns in place: uint8_t, three of int64_t, and int32_t."""
     made = Program()
     widths = [column.itemsize for column in (made.op, made.handle, made.size, made.stream, made.pool)]
     assert widths == [1, 8, 8, 8, 4]

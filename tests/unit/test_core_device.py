@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Iterator
-from ctypes import CFUNCTYPE, c_int, c_uint64, c_void_p
+from ctypes import c_uint64
 from typing import Any
 
 import pytest
@@ -18,13 +18,7 @@ from kvobs.allocator.twin import Allocator, OutOfMemory
 REASON = core.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-MALLOC, FREE = CFUNCTYPE(c_uint64, c_void_p, c_uint64), CFUNCTYPE(None, c_void_p, c_uint64, c_uint64)
-MAP = CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64)
-
-
-class Table(ctypes.Structure):
-    _fields_ = (("user", c_void_p), ("malloc", MALLOC), ("free", FREE), ("reserve", MALLOC), ("unreserve", FREE),
-                ("map", MAP), ("unmap", FREE))
+MALLOC, FREE, MAP = _abi.ADDRESS_OF_SIZE, _abi.NOTHING_OF_RANGE, _abi.TRUTH_OF_RANGE
 
 
 class Ledger:
@@ -34,10 +28,10 @@ class Ledger:
         self.inner = SimulatedDevice(capacity)
         self.mallocs: dict[int, int] = {}
         self.ranges: dict[int, int] = {}
-        self.pages: set[tuple[int, int]] = set()
+        self.pages: set[int] = set()  # of 2 MiB, by their addresses
         self.wrong: list[str] = []
-        self.table = Table(None, MALLOC(self._malloc), FREE(self._free), MALLOC(self._reserve), FREE(self._unreserve),
-                           MAP(self._map), FREE(self._unmap))
+        self.table = _abi.CDevice(None, MALLOC(self._malloc), FREE(self._free), MALLOC(self._reserve),
+                                  FREE(self._unreserve), MAP(self._map), FREE(self._unmap))
 
     def _malloc(self, _: None, size: int) -> int:
         address = self.inner.malloc(size)
@@ -64,16 +58,16 @@ class Ledger:
         if not self.inner.map(address, size):
             return 0
         for page in range(address, address + size, 2 * MIB):
-            if (page, 2 * MIB) in self.pages:
+            if page in self.pages:
                 self.wrong.append(f"map {page:#x}")
-            self.pages.add((page, 2 * MIB))
+            self.pages.add(page)
         return 1
 
     def _unmap(self, _: None, address: int, size: int) -> None:
         for page in range(address, address + size, 2 * MIB):
-            if (page, 2 * MIB) not in self.pages:
+            if page not in self.pages:
                 self.wrong.append(f"unmap {page:#x}")
-            self.pages.discard((page, 2 * MIB))
+            self.pages.discard(page)
         self.inner.unmap(address, size)
 
 
