@@ -110,6 +110,12 @@ def _saved_ns(before: Candidate, best: Candidate) -> list[int]:
     return [old[source] - new[source] for source in old if source in new]
 
 
+def _not_counted(before: Candidate, best: Candidate) -> str:
+    """The operations whose time no source of costs tells."""
+    names = {name for each in (before, best) for one in each.figures.call_time for name in one.missing}
+    return f", without {' and '.join(sorted(names))}" if names else ""
+
+
 def _sentence(before: Candidate, best: Candidate) -> str:
     if best is before:
         return "None of the settings that were tried is better than those the search began with (modelled)."
@@ -119,10 +125,11 @@ def _sentence(before: Candidate, best: Candidate) -> str:
     if ooms:
         words.append(f"{ooms} of {before.rank[0]} OOMs less")
     if saved:
-        words.append(f"a peak of reserved memory that is {abs(saved) / MIB:,.1f} MiB "
-                     f"({abs(saved) / before.rank[1]:.1%}) {'lower' if saved > 0 else 'higher'}")
+        share = f" ({abs(saved) / before.rank[1]:.1%})" if before.rank[1] else ""
+        words.append(f"a peak of reserved memory that is {abs(saved) / MIB:,.1f} MiB{share} "
+                     f"{'lower' if saved > 0 else 'higher'}")
     differences = {saved > 0 for saved in _saved_ns(before, best) if saved}
     if differences:
         less = "less or more, by the device," if len(differences) > 1 else "less" if True in differences else "more"
-        words.append(f"{less} time in calls to the device (estimated)")
+        words.append(f"{less} time in calls to the device (estimated{_not_counted(before, best)})")
     return f"The best of the settings that were tried gives {', '.join(words)} (modelled)."

@@ -7,9 +7,9 @@ import pytest
 from kvobs.allocator.recording import Recording
 from kvobs.allocator.search import candidates, compare_best, search
 from kvobs.allocator.settings import Settings, parse
-from kvobs.allocator.whatif import SUCCEEDS, case_of, figures
+from kvobs.allocator.whatif import case_of, figures
 from tests.allocator_history import MIB
-from tests.whatif_recorder import Recorder
+from tests.whatif_recorder import EMPTY, STACKS, Recorder
 
 
 def bursts(first: int, second: int) -> Recording:
@@ -64,7 +64,7 @@ def test_fewer_ooms_count_more_than_less_memory() -> None:
     assert "1 of 1 OOMs less" in found.sentence
     assert comparison.before.ooms == 0  # as recorded, without a limit
     assert comparison.after == found.best.figures
-    assert [change.after for change in comparison.verdicts_changed if change.before != SUCCEEDS] == []
+    assert comparison.verdicts_changed == ()
 
 
 def test_times_that_sources_see_differently_are_not_called_less() -> None:
@@ -79,6 +79,33 @@ def test_times_that_sources_see_differently_are_not_called_less() -> None:
     assert fast_after > fast
     assert slow_after < slow
     assert "less or more, by the device, time in calls" in found.sentence
+
+
+def test_a_time_that_leaves_something_out_says_so() -> None:
+    """Pages that are unmapped take a time that no source tells: the sentence names what is not in the comparison."""
+    allocator = Recorder()
+    for address in [allocator.ask(16 * MIB) for _ in range(8)]:
+        allocator.free(address)
+    allocator.empty(EMPTY)
+    for address in [allocator.ask(32 * MIB) for _ in range(4)] + [allocator.ask(20 * MIB, stream=7)]:
+        allocator.free(address)
+    allocator.ask(48 * MIB)
+    recording = allocator.recording(STACKS)
+    case = case_of(recording, recording.devices[0])
+    found = search(case, case.demand, "as recorded", "Python")
+    assert found.best.figures.unmapped_bytes > 0
+    assert "time in calls to the device (estimated, without unmap)" in found.sentence
+    assert {name for one in found.best.figures.call_time for name in one.missing} == {"unmap"}
+
+
+def test_what_serves_where_nothing_was_reserved_is_told() -> None:
+    """On 12 MiB, 11 MiB do not fit into a page of 20 and fit into a segment of 12: an OOM less, and 12 MiB more."""
+    allocator = Recorder(Settings(expandable_segments=True))
+    allocator.ask(11 * MIB)
+    recording = allocator.recording()
+    _, found = compare_best(case_of(recording, recording.devices[0], 12 * MIB), recording, {}, engine="Python")
+    assert (found.before.rank[:2], found.best.rank[:2]) == ((1, 0), (0, 12 * MIB))
+    assert "1 of 1 OOMs less, a peak of reserved memory that is 12.0 MiB higher" in found.sentence
 
 
 def test_every_candidate_is_one_that_pytorch_accepts() -> None:
