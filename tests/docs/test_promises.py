@@ -16,6 +16,7 @@ from tests.support import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MODULES = sorted((ROOT / "kvobs").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+BESIDE = sorted(path for folder in ("tests", "scripts", "streamlit_app") for path in (ROOT / folder).rglob("*.py"))
 
 
 def name(path: Path) -> str:
@@ -47,6 +48,12 @@ def test_modules_are_short_and_say_what_they_are(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text))
     assert text.count("\n") <= 400
     assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text)
+
+
+@pytest.mark.parametrize("path", BESIDE, ids=name)
+def test_other_files_are_short(path: Path) -> None:
+    """What stands beside the package has at most 400 lines a file too."""
+    assert path.read_text(encoding="utf-8").count("\n") <= 400
 
 
 def test_modules_are_short_in_the_middle() -> None:
