@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvobs.allocator.program import ALLOC, FREE, Program
+from kvobs.allocator.settings import MIB
 
-MIB = 1 << 20
 LAYERS = 24
 ROW = 2048  # bytes of one token in the K (or V) of one layer
 HIDDEN = 8192  # bytes of one token between layers

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvobs.allocator.recorder import RecordingAllocator
-from kvobs.allocator.settings import Settings
+from kvobs.allocator.settings import MIB, Settings
 from kvobs.allocator.twin import OutOfMemory
-from tests.bench._inference import LAYERS, MIB, Server
+from tests.bench._inference import LAYERS, Server
 
 CAPACITY = 6_300 * MIB  # some prefills do not fit
 STACKS_PER_PLACE = 5

@@ -61,9 +61,9 @@ def _engines(plan: Plan, progress: Progress) -> Iterator[Row]:
             took = [_cpu(lambda: core.run(asked, Settings(), None, engine)) for _ in range(rounds)]  # noqa: B023
             each = [1e6 * one / len(asked) for one in took]
             lines.setdefault(engine, []).append((len(asked), median(took)))
-            row = f"{1 / median(each):,.2f} million operations/s"
-            yield repeated(ENGINES, what, each, "µs", budget=budget, note=row) if rounds > 1 else Row(
-                group=ENGINES, what=what, value=each[0], unit="µs", runs=1, budget=budget, note=row)
+            speed = f"{1 / median(each):,.2f} million operations/s"
+            yield repeated(ENGINES, what, each, "µs", budget=budget, note=speed) if rounds > 1 else Row(
+                group=ENGINES, what=what, value=each[0], unit="µs", runs=1, budget=budget, note=speed)
         done()
     write_svg(PLOT, "An inference server's requests", "operations", "seconds of CPU", lines)
     for engine, line in lines.items():
