@@ -62,9 +62,9 @@ class Cache:
 class Accelerator(FakeTorch):
     """A torch with one device of ``capacity`` bytes, which ``twin`` serves."""
 
-    def __init__(self, capacity: int, settings: Settings | None = None, has: int | None = None) -> None:
+    def __init__(self, capacity: int, settings: Settings | None = None) -> None:
         super().__init__()
-        self.capacity = capacity if has is None else has
+        self.capacity = capacity
         self.twin = RecordingAllocator(settings, self.capacity, max_entries=1, space=1 << 42)
         self.cuda.mem_get_info = self._info
         self.share = 1.0

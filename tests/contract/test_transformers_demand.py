@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[to
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvobs.sources.transformers._demand import OFFLOADED
+from kvobs.sources.transformers._source import PAUSED
 from tests.contract import tiny
 
 pytestmark = pytest.mark.torch
@@ -126,7 +127,7 @@ def test_a_pause_is_told(watch: Any) -> None:
     tiny.greedy(net, tiny.prompt(5), 3)
     assert watch.source.demands().unknown == ()
     watch.bus.active = False
-    assert len(watch.source.demands().unknown) == 1
+    assert watch.source.demands().unknown == (PAUSED,)
 
 
 def test_before_transformers_and_after_uninstall_nothing_is_told(watch: Any) -> None:
