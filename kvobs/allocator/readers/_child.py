@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         os._exit(OUT_OF_MEMORY)
     except ValueError as error:
         kind, body = ERROR, str(error).encode("utf-8", "replace")
-    except Exception as error:
+    except Exception as error:  # whatever a file provokes that no reader foresaw is an answer too
         kind, body = ERROR, f"kvobs could not make sense of it ({type(error).__name__}).".encode()
     _send(output, kind, body)
     os._exit(0)  # without taking apart what the file made
@@ -66,9 +66,10 @@ def _progress(output: int) -> Callable[[float], None]:
 
 
 def _send(output: int, kind: bytes, body: bytes) -> None:
-    rest = memoryview(HEADER.pack(kind, len(body)) + body)
-    while rest:
-        rest = rest[os.write(output, rest):]
+    for part in (HEADER.pack(kind, len(body)), body):  # not as one: a copy of the largest might pass the limit
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(output, rest):]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import re
 from array import array
 from typing import Any
 
-from kvobs.allocator.readers._event_form import EventForm, Learner, More, Numbers, Unusual, fetch
+from kvobs.allocator.readers._event_form import EventForm, Learner, More, Numbers, Unusual, fetch, kept
 from kvobs.allocator.readers._events import LATEST
 from kvobs.allocator.readers._frames import Interner
 from kvobs.allocator.readers._limits import MAX_ADDRESS, MAX_SIZE, MAX_TEXT_BYTES, Refused
@@ -200,7 +200,7 @@ class _Condenser:
             memo += 1
             for group in form.before:
                 if one[group] not in plain:
-                    memo += self._keep(form, one[group]).memos
+                    memo += self._keep(one[group]).memos
             listed = one[form.frames]
             if listed[0] == _LIST:
                 try:
@@ -220,19 +220,19 @@ class _Condenser:
                 frames.append(self._fetched.setdefault(listed, len(self._fetched)))
             for group in form.after:
                 if one[group] not in plain:
-                    memo += self._keep(form, one[group]).memos
+                    memo += self._keep(one[group]).memos
         learner.memo, self._last = memo, (last, last_place)
         if frames and form is not None:
             rows = found if len(frames) == len(found) else [one for one in found if one[0]]
             self._made.add(form, rows, learner.actions, frames)
 
-    def _keep(self, form: EventForm, told: bytes) -> More:
+    def _keep(self, told: bytes) -> More:
         """Keep further fields of an event, as far as they matter."""
         more = self._more.get(told)
         if more is None:
             if len(self._more) > _MANY:
                 self._more.clear()
-            more = self._more[told] = form.more(told)
+            more = self._more[told] = kept(told)
             if not more.memos and len(self._plain) < _MANY:
                 self._plain.add(told)
         if more.memos:

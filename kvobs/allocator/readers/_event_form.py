@@ -71,11 +71,6 @@ class EventForm:
         self.pattern = re.compile(rb"(\}\x94\(%bu)|(\}%b*+|%b++)" % (fields, OTHER, OTHER), re.DOTALL)
         self.action, self.frames = self.groups["action"], self.groups["frames"]
 
-    def more(self, told: bytes) -> More:
-        """What becomes of further fields as they are written."""
-        memos = ONE.findall(told).count(_MEMOIZE)
-        return More(b"(" + told + b"1" if memos else b"", memos)
-
 
 class Learner:
     """Sees opcodes one by one: counts the memo, keeps its short texts, and learns the form of the first event."""
@@ -193,6 +188,12 @@ def number(op: bytes) -> int:
     if op[0] == _LONG:
         return int.from_bytes(op[2:], "little", signed=True)
     return int.from_bytes(op[1:], "little", signed=op[0] == 0x4A)
+
+
+def kept(told: bytes) -> More:
+    """What is kept of further fields as they are written: nothing of those that put nothing into the memo."""
+    memos = ONE.findall(told).count(_MEMOIZE)
+    return More(b"(" + told + b"1" if memos else b"", memos)
 
 
 def fetch(place: int) -> bytes:

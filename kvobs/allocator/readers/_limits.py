@@ -38,7 +38,9 @@ def memory_for(size: int) -> int:
 
 
 def apply(memory_bytes: int, cpu_seconds: int) -> None:
-    """Hold this process to the limits: it can take no more, write no file, start no process and dump no core."""
+    """Hold this process to the limits: it can take no more, write no file, start no process (unless it is root's) and
+    dump no core.
+    """
     import resource
 
     # Beyond the first CPU limit comes SIGXCPU, which tells that it was this; beyond the second SIGKILL.

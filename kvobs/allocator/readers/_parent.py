@@ -24,6 +24,7 @@ _PIECE = 1 << 20
 _GOODBYE = 5.0  # seconds between a child's last word and its end
 _LARGEST = {_child.PROGRESS: 8, _child.ERROR: 1 << 16, _child.RESULT: _limits.MAX_RESULT_BYTES}
 _KEPT = ("LD_LIBRARY_PATH",)  # some interpreters do not start without it
+_NONSENSE = "the process that read it gave an answer that makes no sense."
 _START = "import sys; sys.path += {paths!r}; from kvobs.allocator.readers._child import main; main(sys.argv[1:])"
 
 
@@ -84,12 +85,12 @@ def _ask(path: Path, descriptor: int, memory: int, cpu: int, progress: Callable[
         assert process.stdout is not None
         answer = _answer(process.stdout.fileno(), time.monotonic() + _WALL_FACTOR * cpu + _WALL_SPARE, progress)
         if answer is None:
-            process.wait(_GOODBYE)
-        return _wire.unpack(answer or b"", str(path))
+            raise _Failure(_why(process.wait(_GOODBYE), memory, cpu))
+        return _wire.unpack(answer, str(path))
     except _Failure as failure:
         raise Unreadable(f"{path} cannot be read: {failure}") from None
     except (_wire.Damaged, subprocess.TimeoutExpired):
-        raise Unreadable(f"{path} cannot be read: {_why(process.poll(), memory, cpu)}") from None
+        raise Unreadable(f"{path} cannot be read: {_NONSENSE}") from None
     finally:
         process.kill()
         process.wait()
@@ -117,7 +118,7 @@ def _answer(pipe: int, deadline: float, progress: Callable[[float], None]) -> by
             while len(received) >= _child.HEADER.size:
                 kind, length = _child.HEADER.unpack_from(received)
                 if kind not in _LARGEST or length > _LARGEST[kind]:
-                    raise _Failure("the process that read it gave an answer that makes no sense.")
+                    raise _Failure(_NONSENSE)
                 end = _child.HEADER.size + length
                 if len(received) < end:
                     break
@@ -132,7 +133,7 @@ def _answer(pipe: int, deadline: float, progress: Callable[[float], None]) -> by
                 del received[:end]
 
 
-def _why(status: int | None, memory: int, cpu: int) -> str:
+def _why(status: int, memory: int, cpu: int) -> str:
     """Why a child that said nothing ended."""
     if status == -signal.SIGXCPU:
         return f"that takes more than the {cpu:,} s of a core that are allowed."

@@ -10,15 +10,14 @@ from typing import Any
 from kvobs.allocator import settings
 from kvobs.allocator.readers import _columns, _notes
 from kvobs.allocator.readers._condensed import Condensed
-from kvobs.allocator.readers._events import Rows, events
+from kvobs.allocator.readers._events import LATEST, Rows, events
 from kvobs.allocator.readers._frames import Interner, kind
 from kvobs.allocator.readers._limits import MAX_ANNOTATIONS, MAX_CONF, MAX_DEVICES, MAX_EVENTS, Refused, count
+from kvobs.allocator.readers._pickle import Progress
 from kvobs.allocator.readers._pools import POOL_KEYS, Pools
 from kvobs.allocator.readers._segments import states
-from kvobs.allocator.recording import Annotation, DeviceRecording, Events, Recording
+from kvobs.allocator.recording import UNKNOWN, Annotation, DeviceRecording, Events, Recording
 
-Progress = Callable[[float], None]
-_TIMES = 1 << 62
 _KEYS = ("segments", "device_traces")
 
 
@@ -89,7 +88,7 @@ def _annotations(told: Any, stacks: Interner) -> dict[int, list[Annotation]]:
     rows = _columns.dicts(told, "external_annotations")
     count(len(rows), MAX_ANNOTATIONS, "annotations")
     devices = _columns.numbers("q", [row.get("device", 0) for row in rows], 0, MAX_DEVICES, "device of an annotation")
-    times = _columns.column("q", rows, "time_us", -1, _TIMES, "an annotation")
+    times = _columns.column("q", rows, "time_us", UNKNOWN, LATEST, "an annotation")
     found: dict[int, list[Annotation]] = {}
     for row, device, time in zip(rows, devices, times, strict=True):
         name, stage = (_columns.text(row.get(key, ""), f"{key} of an annotation") for key in ("name", "stage"))

@@ -38,11 +38,10 @@ class Database:
             self._columns[table] = self._ordinary(table)
         return self._columns[table]
 
-    def rows(self, table: str, columns: Sequence[str], where: str = "",
-             values: Sequence[int] = ()) -> Iterator[tuple[object, ...]]:
+    def rows(self, table: str, columns: Sequence[str], where: str = "") -> Iterator[tuple[object, ...]]:
         """Rows of a table, as they lie in the file. All names must come from :meth:`columns`."""
         words = ", ".join(_quoted(column) for column in columns)
-        yield from self._connection.execute(f"SELECT {words} FROM main.{_quoted(table)} {where}", tuple(values))
+        yield from self._connection.execute(f"SELECT {words} FROM main.{_quoted(table)} {where}")
 
     def _ordinary(self, table: str) -> tuple[str, ...]:
         # Views and virtual tables have no root page; rows of them would be computed by SQL of the file.

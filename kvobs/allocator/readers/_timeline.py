@@ -6,7 +6,7 @@ Source of both forms: ``torch/profiler/_memory_profiler.py``, ``MemoryProfileTim
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from itertools import pairwise
 
 import msgspec
 
@@ -95,7 +95,7 @@ def _recording(name: str, schema: str, times: array[int], columns: list[array[in
     below = sum(value < 0 for value in allocated)
     if below:
         notes += (f"At {below} of {len(times)} points more was freed than this file says was allocated.",)
-    if _turns_back(times):
+    if any(later < earlier for earlier, later in pairwise(times)):
         notes += ("The times of this memory timeline are not in order.",)
     return Recording(name, schema, notes=notes, usage=(Usage(
         _DEVICE, times, allocated, array("q", [UNKNOWN]) * len(times),
@@ -104,12 +104,3 @@ def _recording(name: str, schema: str, times: array[int], columns: list[array[in
 
 def _microseconds(time: int) -> int:
     return int(time / 1000) if time > 0 else UNKNOWN
-
-
-def _turns_back(times: Iterable[int]) -> bool:
-    last = UNKNOWN
-    for time in times:
-        if time < last:
-            return True
-        last = time
-    return False
