@@ -24,7 +24,10 @@ CALLS = st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 30), st.
     max_size=30)
 USAGE = st.lists(st.tuples(st.integers(0, 1 << 40), st.sampled_from([11, 12]), st.integers(0, 3),
                            st.integers(0, 1 << 40), st.integers(0, 7), st.integers(0, 1)), max_size=30)
-ON_DEVICE = {2: "device", 3: "array", 5: "device static"}
+# ENUM_CUDA_MEM_KIND of the export schema.
+KINDS = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed", 5: "device static", 6: "managed static",
+         7: "unknown"}
+ON_DEVICE = {2, 3, 5}
 EVENT = (5, 11, 0, 1 << 20, 2, 0)
 
 
@@ -59,7 +62,7 @@ def test_an_export_reads_as_it_was_written(tmp_path: Path, calls: list[tuple[int
         ends = {kind: column[-1] for kind, column in entry.categories.items()}
         for kind in {row[4] for row in of}:
             total = sum((-1 if row[5] else 1) * row[3] for row in of if row[4] == kind)
-            assert ends[_nsys._KINDS[kind]] == total
+            assert ends[KINDS[kind]] == total
 
 
 def test_usage_runs_over_time(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_too_much_time_is_one_sentence(tmp_path: Path) -> None:
 def test_a_packed_bomb_is_refused(tmp_path: Path) -> None:
     """A .gz of zeros unpacks to what memory allows and no more."""
     text = refusal(written(tmp_path, gzip.compress(bytes(64 << 20))), memory_bytes=120 << 20)
-    assert "memory" in text
+    assert "more than the 120 MiB of memory that are allowed" in text
     assert "unpack it first" in refusal(written(tmp_path, gzip.compress(gzip.compress(b"x"))))
     whole = bytearray(gzip.compress(pickle.dumps(documents.modern())))
     whole[-5] ^= 1
@@ -165,15 +165,17 @@ def test_what_is_no_file_or_no_known_file_is_said(tmp_path: Path) -> None:
     assert "a kind that kvobs does not know" in refusal(written(tmp_path, b"Dear reader,\nthis is no snapshot.\n"))
 
 
-@pytest.mark.parametrize("said", [
-    "", "Hello", "R\\x05\\0\\0\\0\\0\\0\\0\\0xxxxx", "R" + "\\xff" * 8, "E" + "\\xff" * 8, "Z" + "\\0" * 8,
-    "P" + "\\0" * 8])
+@pytest.mark.parametrize(("said", "why"), [
+    ("", "ended without an answer (status 0)"), ("Hello", "ended without an answer (status 0)"),
+    ("P" + "\\0" * 8, "ended without an answer (status 0)"),
+    ("R\\x05\\0\\0\\0\\0\\0\\0\\0xxxxx", "an answer that makes no sense"),
+    ("R" + "\\xff" * 8, "an answer that makes no sense"), ("E" + "\\xff" * 8, "an answer that makes no sense"),
+    ("Z" + "\\0" * 8, "an answer that makes no sense")])
 def test_a_child_that_says_nonsense_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                    said: str) -> None:
+                                                    said: str, why: str) -> None:
     """Silence, other bytes, lengths of exabytes, a recording that is none: the file is unreadable, nothing else."""
     monkeypatch.setattr(_parent, "_START", f"import sys; {{paths!r}}; sys.stdout.buffer.write(b'{said}')")
-    text = refusal(written(tmp_path, pickle.dumps(documents.modern())))
-    assert "ended without an answer" in text or "an answer that makes no sense" in text
+    assert why in refusal(written(tmp_path, pickle.dumps(documents.modern())))
 
 
 @pytest.mark.parametrize("death", ["os.abort()", "os.kill(os.getpid(), 11)", "os._exit(3)", "raise SystemExit(4)"])
@@ -203,7 +205,8 @@ def test_progress_rises_to_the_end_and_may_end_the_reading(tmp_path: Path) -> No
     read(path, progress=told.append)
     assert told == sorted(told)
     assert len(told) > 5
-    assert 0.0 <= told[0] <= told[-1] <= 1.0
+    assert 0.0 <= told[0] < 0.1
+    assert 0.9 < told[-1] <= 1.0
 
     def stop(done: float) -> None:
         raise KeyboardInterrupt
@@ -285,8 +288,9 @@ def test_a_recording_that_was_tampered_with_is_refused() -> None:
                column([2, 0, 1, 7], struct.pack("<i", 2)), column([2, 0, 1, 7], struct.pack("<i", -1)),
                column([2, 0, 2, 3], b"\x03\x00\x00"), column([5, 0], struct.pack("<i", 1)),
                column([5, 1], struct.pack("<2i", 0, 9)), lambda message: message[2][0][3].pop(),
-               lambda message: message.__setitem__(4, [["a"]]), lambda message: message.__setitem__(1, {"x": []})]
-    for change in changes[:-1]:
+               lambda message: message.__setitem__(4, [["a"]]),
+               lambda message: message.__setitem__(1, {"max_split_size": []})]
+    for change in changes:
         with pytest.raises(_wire.Damaged):
             _wire.unpack(tampered(change), "x")
     for length in range(0, len(whole), 7):
