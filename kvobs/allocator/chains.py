@@ -142,8 +142,7 @@ def _measure(chain: Chain, sizes: dict[int, int]) -> bool:
 
 def _rewrite(demand: RecordedDemand, way: Growth, chains: list[Chain]) -> RecordedDemand:
     """Every operation again, with those of the chains replaced by what the way to grow asks for."""
-    made = RecordedDemand(refused=list(demand.refused), history=demand.history, complete=demand.complete,
-                  notes=list(demand.notes))
+    made = RecordedDemand(refused=list(demand.refused), history=demand.history, notes=list(demand.notes))
     place = {handle: (chain, index) for chain in chains for index, handle in enumerate(chain.handles)}
     trial = {handle: chain.handles.index(old) for chain in chains for handle, old in chain.trials.items()}
     tried = {handle: chain for chain in chains for handle in chain.trials}

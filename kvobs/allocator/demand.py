@@ -26,8 +26,7 @@ class RecordedDemand:
     ``stack`` has one entry per handle. ``failed`` are the operations that ran out of memory in the recording; each is
     freed directly afterwards, because what the program would have done with the memory is not known. ``refused`` lists
     totals of reserved bytes that the device did not grant at first (it did once memory had been given back).
-    ``history`` says that there are requests of known order, ``complete`` that they begin with an empty allocator.
-    ``notes`` are whole sentences.
+    ``history`` says that there are requests of known order. ``notes`` are whole sentences.
     """
 
     program: Program = field(default_factory=Program)
@@ -36,7 +35,6 @@ class RecordedDemand:
     failed: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     history: bool = False
-    complete: bool = False
     notes: list[str] = field(default_factory=list)
     _lasted: array[int] | None = field(default=None, compare=False, repr=False)
 
@@ -103,11 +101,12 @@ class _Maker:
         self._idle: list[int] = []  # streams of delays that are over
         self._lowest = min(device.events.stream, default=0)
         self._used, self._strays = 0, 0
+        self._preceded = False  # by what was there before the first event
 
     def begin(self, state: State) -> None:
         """What was there before the first event."""
         self.demand.history = recording.ALLOC in self._events.action or recording.OOM in self._events.action
-        self.demand.complete = not state and self.demand.history
+        self._preceded = bool(state)
         waiting = []
         for segment in state:
             for block in segment.blocks:
@@ -151,9 +150,10 @@ class _Maker:
         if not demand.history:
             demand.notes.append("The file has no history: the blocks of its last state are taken as one sequence of "
                                 "requests in order of address, and what was freed before is not known.")
-        elif not demand.complete:
+        elif self._preceded:
             demand.notes.append("The history does not begin with an empty allocator: what was allocated before its "
-                                "first event is taken as requests in order of address, without the gaps between them.")
+                                "first event is taken as requests in order of address, without the gaps between them. "
+                                "The model's calls to the device are also for those, the recorded ones are not.")
         if self._strays or contradictions:
             demand.notes.append(f"{max(self._strays, contradictions)} of {len(self._events)} events contradict others "
                                 "and were left out or mended.")

@@ -14,7 +14,7 @@ from itertools import pairwise
 from kvobs.allocator import program as ops
 from kvobs.allocator.program import Program
 
-CAT, STATIC, CHUNKED, PAGED = KINDS = ("cat", "static", "chunked", "paged")
+CAT, STATIC, CHUNKED, PAGED = ("cat", "static", "chunked", "paged")
 LARGEST_STEP = 1 << 20  # tokens of a chunk or a block
 
 

@@ -18,7 +18,7 @@ from kvobs.allocator.demand import RecordedDemand, demand_of
 from kvobs.allocator.growth import PAGED, STATIC, Growth
 from kvobs.allocator.kinds import kind_of
 from kvobs.allocator.program import Outcome, Program
-from kvobs.allocator.recording import ALLOC, OOM, Calls, DeviceRecording, Recording
+from kvobs.allocator.recording import ALLOC, OOM, UNKNOWN, Calls, DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.verdict import SUCCEEDS as SERVED
@@ -55,9 +55,9 @@ class Figures:
     """What one run of the model gave.
 
     ``settings``: a value of PYTORCH_ALLOC_CONF, empty for the defaults. ``capacity_bytes``: what the device can give,
-    None without limit. ``utilisation_at_peaks``: peak allocated over
-    peak reserved. ``utilisation_over_time``: allocated over reserved, both summed over time (over operations where the
-    recording has no times; None where it has no history). ``device_allocs`` and ``device_frees`` are calls;
+    None without limit. ``utilisation_at_peaks``: peak allocated over peak reserved. ``utilisation_over_time``:
+    allocated over reserved, both summed over time (over operations where the recording has no times; None where it has
+    no history). ``device_allocs`` and ``device_frees`` are calls, also those for what was there before the first event;
     ``mapped_bytes`` and ``unmapped_bytes`` are what they moved with expandable segments (at least: a request that
     makes room first counts by its net effect). ``call_time``: their time, *estimated* unless the recording measured
     such calls.
@@ -83,9 +83,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What really happened; ``peak_allocated_bytes`` is None without a replay, counts without a history.
-    ``difference_bytes``: the modelled peak
-    of reserved bytes under the recorded settings less the recorded one, which is how far the model is off.
+    """What really happened; ``peak_allocated_bytes`` is None without a replay. Counts are those of the history alone,
+    None without one. ``difference_bytes``: the modelled peak of reserved bytes under the recorded settings less the
+    recorded one, which is how far the model is off.
     """
 
     peak_reserved_bytes: int
@@ -98,7 +98,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A request whose end changed: a verdict where it fails, or "OOM", "succeeds", "not asked"."""
+    """A request that fails in one of two runs: a verdict where it does, or "OOM", "succeeds", "not asked". ``event``:
+    UNKNOWN for the first of those before the history.
+    """
 
     event: int
     requested_bytes: int
@@ -189,7 +191,7 @@ def compare(case: Case, recording: Recording, changes: Mapping[str, str], growth
     return Comparison(
         case.device.device, case.capacity.reason, before, after,
         _recorded(case.device, before, replay), _changes(before, after, demand), kv, CANNOT_KNOW,
-        (*case.notes, *_notes(case, settings, changes, growth, kv)))
+        (*case.notes, *_notes(case, settings, changes, growth, kv), *_at_the_start(after)))
 
 
 def asked(case: Case, recording: Recording, growth: Growth | None,
@@ -240,9 +242,20 @@ def _failure(demand: RecordedDemand, settings: Settings, capacity: int | None, o
     outcome = run(until, settings, capacity, engine)
     reserved = outcome.stats.reserved
     allowed = None if settings.memory_fraction is None else int(settings.memory_fraction * capacity) - reserved
-    freeable = frozenset(program.pool[at] for at in range(op) if program.op[at] == ops.RELEASE_POOL)
-    judgement = judge(outcome.state, settings, Request(size, stream, pool), capacity - reserved, allowed, freeable)
+    judgement = judge(outcome.state, settings, Request(size, stream, pool), capacity - reserved, allowed,
+                      _released(until))
     return found if judgement.verdict in SERVED else replace(found, verdict=judgement.verdict.value)
+
+
+def _released(program: Program) -> frozenset[int]:
+    """The private pools that no graph uses at the end of a program."""
+    found = set()
+    for op, pool in zip(program.op, program.pool, strict=True):
+        if op == ops.RELEASE_POOL:
+            found.add(pool)
+        elif op == ops.ALLOC:
+            found.discard(pool)
+    return frozenset(found)
 
 
 def _moved(outcome: Outcome) -> tuple[int, int]:
@@ -260,7 +273,7 @@ def _recorded(device: DeviceRecording, before: Figures, replay: Replay | None) -
     history = device.events
     peak = max(reserved_before(history, reserved_bytes(device)))
     counts = Counter(history.action)
-    told = counts[ALLOC] > 0 or any(counts[kind] for kind in (*TAKEN, *GIVEN_BACK, OOM))
+    told = any(counts[kind] for kind in (ALLOC, OOM, *TAKEN, *GIVEN_BACK))
     return Recorded(
         peak, max(replay.allocated, default=None) if replay is not None and replay.usable else None,
         sum(counts[kind] for kind in TAKEN) if told else None,
@@ -269,16 +282,18 @@ def _recorded(device: DeviceRecording, before: Figures, replay: Replay | None) -
 
 
 def _changes(before: Figures, after: Figures, demand: RecordedDemand) -> tuple[Change, ...]:
-    """Requests that end otherwise. Several requests of one event (a KV cache in blocks) count as one."""
+    """Requests that fail in one run only. Several of one event (a KV cache in blocks, or all that was there before the
+    first event) count as one.
+    """
     first, second = _by_event(before), _by_event(after)
-    asked = {event for event, op in zip(demand.event, demand.program.op, strict=True) if op == ops.ALLOC}
+    events = {event for event, op in zip(demand.event, demand.program.op, strict=True) if op == ops.ALLOC}
     found = []
     for event in sorted(first.keys() | second.keys()):
         old, new = first.get(event), second.get(event)
         if (old is None) != (new is None):
             some = old or new
             assert some is not None
-            found.append(Change(event, some.requested_bytes, _end(old, True), _end(new, event in asked)))
+            found.append(Change(event, some.requested_bytes, _end(old, True), _end(new, event in events)))
     return tuple(found)
 
 
@@ -293,6 +308,12 @@ def _end(failure: Failure | None, asked: bool) -> str:
     if failure is None:
         return SUCCEEDS if asked else NOT_ASKED
     return failure.verdict or FAILS
+
+
+def _at_the_start(run: Figures) -> list[str]:
+    failed = sum(failure.event == UNKNOWN for failure in run.failures)
+    return [f"{failed} requests for what was there before the first event fail; only the first of them is listed."
+            ] if failed > 1 else []
 
 
 def _notes(case: Case, settings: Settings, changes: Mapping[str, str], growth: Growth | None,

@@ -10,13 +10,13 @@ import pytest
 from kvobs.allocator import program as ops
 from kvobs.allocator import recording as rec
 from kvobs.allocator.core import run
-from kvobs.allocator.demand import demand_of
+from kvobs.allocator.demand import RecordedDemand, demand_of
 from kvobs.allocator.growth import Growth
 from kvobs.allocator.recording import Calls, DeviceRecording, Recording, Stacks
 from kvobs.allocator.replay import replay
 from kvobs.allocator.settings import Settings, parse
 from kvobs.allocator.state import ALLOCATED, INACTIVE, Block, Segment
-from kvobs.allocator.whatif import SUCCEEDS, Comparison, case_of, what_if
+from kvobs.allocator.whatif import SUCCEEDS, Comparison, case_of, figures, what_if
 from tests.allocator_history import MIB
 from tests.whatif_recorder import STACKS, Recorder
 
@@ -257,6 +257,40 @@ def test_files_without_history_are_asked_by_their_last_state_and_say_so() -> Non
     assert found.before.utilisation_over_time is None
     assert "no history" in " ".join(found.notes)
     assert "settings" in " ".join(found.notes)
+
+
+def test_what_was_there_at_the_start_fails_as_one_and_says_so() -> None:
+    """Of three blocks of 20 MiB without a history two fail on 20 MiB: two OOMs, of which one is listed, as a note says.
+    """
+    state = tuple(Segment(at * 32 * MIB, 20 * MIB, 0, 0, False, False, (
+        Block(at * 32 * MIB, 20 * MIB, 20 * MIB, ALLOCATED),)) for at in (1, 2, 3))
+    recording = Recording("made", "made", Settings(), (DeviceRecording(0, state, rec.Events()),))
+    found = compared(recording, {}, 20 * MIB)
+    assert (found.before.ooms, found.after.ooms) == (0, 2)
+    assert [(change.event, change.before, change.after) for change in found.verdicts_changed] == [
+        (rec.UNKNOWN, SUCCEEDS, "CAPACITY")]
+    assert any(note.startswith("2 requests") for note in found.notes)
+    assert not any("fail;" in note for note in compared(recording, {}, 40 * MIB).notes)
+
+
+def test_a_released_pool_that_is_used_again_is_not_the_allocators_to_give() -> None:
+    """A graph's 20 MiB are wholly free and its pool was released: 30 MiB on a device of 30 get them. After another
+    capture into the pool they do not, and it is told why: 20 free there and 10 on the device are enough in sum only.
+    """
+    def demand(again: bool) -> RecordedDemand:
+        made = RecordedDemand()
+        made.add(rec.UNKNOWN, ops.FREE, made.allocate(rec.UNKNOWN, 20 * MIB, 0, 1, -1))
+        made.add(rec.UNKNOWN, ops.RELEASE_POOL, pool=1)
+        if again:
+            made.add(rec.UNKNOWN, ops.FREE, made.allocate(rec.UNKNOWN, 20 * MIB, 0, 1, -1))
+        made.allocate(rec.UNKNOWN, 30 * MIB, 0, 0, -1)
+        return made
+
+    recording = Recording("made", "made", Settings(), (DeviceRecording(0, (), rec.Events()),))
+    case = case_of(recording, recording.devices[0])
+    kept, given = (figures(case, demand(again), Settings(), 30 * MIB, "", "Python").failures for again in (True, False))
+    assert [failure.verdict for failure in kept] == ["FRAGMENTED"]
+    assert given == ()
 
 
 def test_measured_calls_give_the_time() -> None:
