@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,10 +139,9 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _row(comparison: Comparison, found: Found | None) -> dict[str, Any]:
-    row = asdict(comparison)
-    for run in (row["before"], row["after"]):
-        run["failures"] = run["failures"][:MOST_ROWS]
-    row["verdicts_changed"] = row["verdicts_changed"][:MOST_ROWS]
+    before, after = (replace(run, failures=run.failures[:MOST_ROWS]) for run in (comparison.before, comparison.after))
+    row = asdict(replace(comparison, before=before, after=after,
+                         verdicts_changed=comparison.verdicts_changed[:MOST_ROWS]))
     changed = len(comparison.verdicts_changed)
     ordered = {"device": row.pop("device"), "modelled": True} | row | {"verdicts_changed_count": changed}
     if found is not None:
@@ -188,7 +187,7 @@ def _show(comparison: Comparison, found: Found | None) -> None:
     if comparison.kv is not None:
         kv = comparison.kv
         print()
-        say(f"KV cache: {kv.chains} tensors; copied while growing {_bytes(kv.copied_bytes_before)} before, "
+        say(f"KV cache (modelled): {kv.chains} tensors; copied while growing {_bytes(kv.copied_bytes_before)} before, "
             f"{_bytes(kv.copied_bytes_after)} after; {_bytes(kv.tail_bytes)} at their ends hold no token.")
     if found is not None:
         _tell(found)
