@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvobs.allocator.pinning import Pin, pins
+from kvobs.allocator.readers import read
 from kvobs.allocator.settings import MIB, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
 from kvobs.allocator.waste import Group, Parts, waste
@@ -83,8 +84,7 @@ def _snapshots() -> list[Path]:
 @pytest.mark.parametrize("path", _snapshots(), ids=lambda path: path.stem)
 def test_the_bytes_of_real_snapshots_are_all_classed(path: Path) -> None:
     """On every public snapshot the classes sum to the reserved bytes, and allocated and pending to the blocks' own."""
-    readers = pytest.importorskip("kvobs.allocator.readers")
-    recording = readers.read(path)
+    recording = read(path)
     assert recording.devices
     for device in recording.devices:
         found = waste(device.state, recording.settings or Settings())
@@ -99,8 +99,7 @@ def test_the_bytes_of_real_snapshots_are_all_classed(path: Path) -> None:
                     reason="the public snapshots are not beside this checkout")
 def test_pending_blocks_of_a_real_snapshot_are_pending() -> None:
     """The nine blocks that verl_mem lists as freed and still in use are pending, not free."""
-    readers = pytest.importorskip("kvobs.allocator.readers")
-    recording = readers.read(SNAPSHOTS / "verl_mem.pickle")
+    recording = read(SNAPSHOTS / "verl_mem.pickle")
     blocks = [block for device in recording.devices for one in device.state for block in one.blocks
               if block.state == PENDING]
     parts = [waste(device.state, recording.settings or Settings()).total for device in recording.devices]
