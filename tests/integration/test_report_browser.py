@@ -11,8 +11,9 @@ import pytest
 
 from kvobs.allocator.explain import explain
 from kvobs.allocator.readers import read
-from kvobs.allocator.report import write_html
+from kvobs.allocator.report import page_data, page_of, write_html
 from kvobs.allocator.settings import MIB, Settings
+from kvobs.allocator.state import ALLOCATED
 from tests.browser import Window, browsing, viewing
 from tests.recordings import STEPS, dump, recorded
 
@@ -172,6 +173,25 @@ def test_hovering_tells_size_kind_and_frame(report: Window) -> None:
     assert "free, in a segment of 20.00 MiB" in page.locator(".map .hint").inner_text()
 
 
+def test_an_address_that_is_not_known_is_not_told(tmp_path: Path) -> None:
+    """Of blocks beyond the ranges whose addresses the page has, it says so; the others have their own addresses."""
+    recording = recorded(tmp_path / "made.pickle")
+    told = explain(recording)
+    drawn = page_data(recording, told.replays, told.document)
+    first, *_ = recording.devices[0].state
+    (known,) = drawn["devices"][0]["map"]["ranges"]
+    known[1] = first.size  # as if what follows was another range
+    expected = sorted(hex(block.address) if segment is first else "not known"
+                      for segment in recording.devices[0].state for block in segment.blocks if block.state == ALLOCATED)
+    assert expected == [hex(first.address), "not known"]
+    (tmp_path / "report.html").write_text(page_of(drawn), encoding="utf-8")
+    with browsing() as window:
+        window.page.goto((tmp_path / "report.html").as_uri())
+        rows = window.page.get_by_role("region", name="The largest blocks at this moment").locator("tbody tr")
+        rows.first.wait_for()
+        assert sorted(row.split("\t")[0] for row in rows.all_inner_texts()) == expected
+
+
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     """A function of the file that is called like markup with a script is shown as it is called, and nothing of it
     runs; the page makes no picture.
@@ -195,7 +215,8 @@ def test_the_policy_stops_what_escapes(tmp_path: Path) -> None:
         window.page.goto(report.as_uri())
         window.page.locator("canvas").wait_for()
         assert window.page.title() == "kvobs explain"
-        assert any("Content Security Policy" in error for error in window.errors)
+        assert any("script" in error and "Content Security Policy" in error for error in window.errors)
+        assert any("http://127.0.0.1:9/x" in error and "Content Security Policy" in error for error in window.errors)
 
 
 def test_the_explain_page_draws_the_map(tmp_path: Path) -> None:

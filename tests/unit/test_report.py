@@ -118,8 +118,8 @@ def test_the_map_is_bounded() -> None:
 
 
 def test_frees_without_completions_are_not_pending_for_ever() -> None:
-    """Where completions were not recorded (``skip_actions``), the map shows as pending after the last event only what the
-    file's state shows so.
+    """Where completions were not recorded (``skip_actions``), the map shows as pending after the last event only
+    what the file's state shows so.
     """
     made = history(1, Settings(), None, 300)
     whole, events = made.device.events, Events()
