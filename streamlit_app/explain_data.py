@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from kvobs.allocator.explain import explain
 from kvobs.allocator.growth import Growth
 from kvobs.allocator.readers import Unreadable, read
+from kvobs.allocator.readers._limits import MAX_FILE_BYTES
 from kvobs.allocator.recording import DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.report import page_data, page_of
@@ -27,7 +28,6 @@ from streamlit_app import units
 KEPT = 4  # files explained
 RANKED = 5  # settings
 UPLOAD_MB = 500
-MOST_BYTES = 2 << 30  # of a file on this machine, as the readers allow
 AS_RECORDED = "as recorded"
 Progress = Callable[[float, str], None]
 
@@ -89,9 +89,9 @@ def content_of(path: Path) -> str:
         if not path.is_file():
             raise Unreadable(f"There is no file {path}.")
         size = path.stat().st_size
-        if not 0 < size <= MOST_BYTES:  # also what the kernel shows as files, some of which never end
-            raise Unreadable(f"{path} cannot be read: it has {size:,} bytes, and from 1 to {MOST_BYTES:,} are "
-                             "allowed.")
+        if not 0 < size <= MAX_FILE_BYTES:  # also what the kernel shows as files, some of which never end
+            raise Unreadable(f"{path} cannot be read: it has {size:,} bytes, and from 1 to {MAX_FILE_BYTES:,} "
+                             "are allowed.")
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:
@@ -165,6 +165,19 @@ def changes_of(expandable: str, max_split_mib: int | None, divisions: str, colle
     if collect_at is not None:
         changes["garbage_collection_threshold"] = f"{collect_at:g}"
     return {name: value for name, value in changes.items() if value != AS_RECORDED}
+
+
+def holder_rows(device: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The table of a device's holders, which sums to its allocated bytes: the last row has those that are not named."""
+    rows = [{"allocated by": units.plain(one["label"][:160]), "kind": one["kind"],
+             "decided by": units.plain(one["rule"]), "bytes": units.size(one["bytes"]),
+             "blocks": units.count(one["blocks"]), "share": units.share(one["share"])} for one in device["holders"]]
+    rest = device["other_holders"]
+    if rest["holders"]:
+        rows.append({"allocated by": f"{rest['holders']:,} others", "kind": "", "decided by": "",
+                     "bytes": units.size(rest["bytes"]), "blocks": "",
+                     "share": units.share(rest["bytes"] / device["allocated_bytes"])})
+    return rows
 
 
 def compared_rows(found: Comparison) -> list[dict[str, str]]:

@@ -27,7 +27,7 @@ def render(store: str) -> None:
     """The page. It reads a file that the user names, never the store."""
     st.header("Explain")
     st.caption("A snapshot of torch's allocator (torch\\.cuda\\.memory\\.\\_dump\\_snapshot), or a profiler's file. It "
-               "is read in a process of its own that is held to limits, and leaves this machine for nowhere.")
+               "is read in a process of its own that is held to limits, and this machine sends it nowhere.")
     way = st.radio("The file is", ["on this machine", "uploaded"], horizontal=True, key="explain-way")
     try:
         found = _uploaded() if way == "uploaded" else _named()
@@ -117,6 +117,11 @@ def _table(rows: list[dict[str, Any]]) -> None:
                for name, cell in row.items()} for row in rows], hide_index=True)
 
 
+def _cut(found: int, most: int) -> None:
+    if found > most:
+        st.caption(f"The first {most:,} of {found:,} are shown.")
+
+
 def _device(found: explain_data.Explained, index: int) -> None:
     device, score = found.document["devices"][index], score_text(found.replays[index])
     strip = [("Reserved", "reserved_bytes"), ("Allocated", "allocated_bytes"), ("Pending free", "pending_free_bytes"),
@@ -136,6 +141,7 @@ def _device(found: explain_data.Explained, index: int) -> None:
         st.error(f"**{units.plain(oom['verdict'] or 'Not judged')}**: {units.size(oom['requested_bytes'])} requested"
                  f"{asker}, the device had {units.size(oom['device_free_bytes'])} left. "
                  f"{units.plain(words)}")
+    _cut(len(device["ooms"]), OOMS)
     st.subheader("Where the reserved bytes are")
     reserved = device["reserved_bytes"]
     _table([{"class": name.replace("_", " "), "bytes": units.size(device["waste"][f"{name}_bytes"]),
@@ -148,7 +154,7 @@ def _device(found: explain_data.Explained, index: int) -> None:
                    "back to the device.")
         _table([{"segment": f"{pin['address']:#x}", "held back": units.size(pin["held_back_bytes"]),
                  "of": units.size(pin["size_bytes"]), "by blocks": units.count(pin["blocks"]),
-                 "one of them": units.size(pin["block_bytes"]), "allocated by": units.plain(pin["label"][:160])}
+                 "smallest of them": units.size(pin["block_bytes"]), "allocated by": units.plain(pin["label"][:160])}
                 for pin in device["pins"]])
 
 
@@ -164,9 +170,7 @@ def _calls(calls: list[dict[str, Any]]) -> None:
 def _holders(device: dict[str, Any]) -> None:
     st.subheader("Who holds memory")
     st.caption("Kinds are estimated from stack frames; each line names the rule that decided.")
-    _table([{"allocated by": units.plain(one["label"][:160]), "kind": one["kind"],
-             "decided by": units.plain(one["rule"]), "bytes": units.size(one["bytes"]), "blocks": one["blocks"],
-             "share": units.share(one["share"])} for one in device["holders"]])
+    _table(explain_data.holder_rows(device))
 
 
 def _what_if(found: explain_data.Explained, index: int, content: str) -> None:
@@ -227,6 +231,7 @@ def _compared(compared: Comparison) -> None:
     if compared.verdicts_changed:
         _table([{"event": one.event if one.event >= 0 else "the start", "requested": units.size(one.requested_bytes),
                  "before": one.before, "after": one.after} for one in compared.verdicts_changed[:CHANGES]])
+        _cut(len(compared.verdicts_changed), CHANGES)
     else:
         st.info("No request ends otherwise.")
     with st.expander("What the model cannot know"):

@@ -93,6 +93,31 @@ def test_a_file_is_explained(tmp_path: Path) -> None:
     assert "8/8 addresses" in "".join(read(element.value) for element in found.caption)
 
 
+def many(path: Path) -> Path:
+    """25 holders of 1 MiB each, and 18 requests that fail."""
+    made = RecordingAllocator(Settings(), 64 * MIB, space=1 << 40)
+    for line in range(25):
+        made.alloc(MIB, frames=[("app/serve.py", line + 1, "hold")])
+    for _ in range(18):
+        with contextlib.suppress(OutOfMemory):
+            made.alloc(256 * MIB)
+    made.dump(path)
+    return path
+
+
+def test_what_is_not_shown_is_said(tmp_path: Path) -> None:
+    """Holders beyond the first twenty are one row, with which the table sums to what is allocated; of many failed
+    requests the page says how many it shows.
+    """
+    found = shown(many(tmp_path / "made.pickle"))
+    holders = next(table for table in tables(found) if "decided by" in table)
+    assert holders["allocated by"].iloc[-1] == "5 others"
+    assert sum(float(value.removesuffix(" MiB")) for value in holders["bytes"]) == 25
+    assert sum(float(value.removesuffix(" %")) for value in holders["share"]) == 100
+    assert len(found.error) == 16
+    assert "The first 16 of 18 are shown." in [element.value for element in found.caption]
+
+
 def test_a_hostile_name_is_text(tmp_path: Path) -> None:
     """A function called like Markdown and markup is shown as it is called."""
     found = shown(dump(tmp_path / "made.pickle", HOSTILE))
