@@ -168,7 +168,7 @@ def test_every_rule_of_the_twin_is_reached() -> None:
         for seed in range(40):
             same(random_plan(random.Random(seed), 500))
         same(beyond_all_addresses())
-        test_equal_method_by_method.hypothesis.inner_test(seed=1)  # type: ignore[attr-defined]
+        test_equal_method_by_method.hypothesis.inner_test(seed=1)
     missed = {f"{code.co_qualname}:{line}" for code, line in wanted - reached}
     assert not missed
 

@@ -171,7 +171,7 @@ def test_failed_growth_keeps_what_was_mapped(engine: str) -> None:
 
 @engines
 def test_oversize_blocks(engine: str) -> None:
-    """Blocks of max_split_size or more are not split, serve what is up to 20 MiB smaller, and go back one by one."""
+    """Blocks of max_split_size or more stay whole, serve what is less than 20 MiB smaller, and go back one by one."""
     settings = Settings(max_split_size=30 * MIB)
     outcome = run(program(*allocs(60 * MIB), (FREE, 0), *allocs(20 * MIB, 40 * MIB, 40 * MIB + 512, start=1)), settings,
                   None, engine)
