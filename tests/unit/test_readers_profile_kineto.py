@@ -77,6 +77,23 @@ def test_totals_of_old_traces_are_absent_not_zero() -> None:
     assert any("did not record all totals" in note for note in recording.notes)
 
 
+def test_a_total_that_alone_is_missing_is_told() -> None:
+    """Of one event the bytes reserved are not told: they are unknown, the others are as written, and a note says so."""
+    lacks = memory_event(2, 4096, 512, 1024, 0)
+    del lacks["args"]["Total Reserved"]
+    recording = read(trace([memory_event(1, 4096, 512, 512, 2048), lacks]))
+    assert (list(recording.usage[0].allocated), list(recording.usage[0].reserved)) == ([512, 1024], [2048, UNKNOWN])
+    assert any("did not record all totals of cuda:0" in note for note in recording.notes)
+
+
+def test_calls_of_other_kinds_are_no_memory_events() -> None:
+    """A kernel launch or an allocation on the host that makes no sense is not counted as an event about memory."""
+    others = [{"name": name, "ph": "X", "ts": "now"} for name in ("cudaLaunchKernel", "cudaMallocHost", "cuMemcpy")]
+    recording = read(trace([call_event(1, 2, "cudaMalloc_v3020"), *others]))
+    assert recording.calls.name == ("cudaMalloc",)
+    assert recording.notes == ()
+
+
 def test_out_of_memory_is_told() -> None:
     """A request that failed is named with its size, together with what a trace cannot tell."""
     failed = memory_event(2, 0, 1 << 30, 512, 1024) | {"name": "[OutOfMemory]"}
@@ -154,6 +171,7 @@ def test_a_trace_cut_off_gives_what_came_before() -> None:
     (b"{", "not valid JSON .* no traceEvents"),
     (b"{}", "no list of traceEvents"),
     (b'{"traceEvents": 3}', "no list of traceEvents"),
+    (b'{"traceEvents": [], "baseTimeNanoseconds": "noon"}', "its baseTimeNanoseconds is no whole number"),
     (b'{"traceEvents": []}', "neither"),
     (b'{"traceEvents": [1, null, "[memory]"]}', "neither"),
     (b'{"traceEvents": [{"name": "aten::add"', "not valid JSON .* neither"),

@@ -20,7 +20,8 @@ from kvobs.allocator.recording import UNKNOWN, Recording
 
 _LATEST = 1 << 61  # ns; the year 2043, and twice that still fits a column
 # What an event of interest looks like before it is decoded: most events of a trace are none, and are never decoded.
-_NAMED = re.compile(rb'"name"\s*:\s*"(?:\[memory\]|\[OutOfMemory\]|(?:cuda|cu|hip)[A-Z]\w*)"')
+_NAMED = re.compile(rb'"name"\s*:\s*"(?:\[memory\]|\[OutOfMemory\]|(?:%b)(?:_\w*)?)"'
+                    % "|".join(sorted(MEMORY_CALLS)).encode())
 _Number = int | float
 
 
@@ -92,7 +93,8 @@ def _events(data: bytes) -> tuple[int, Iterator[bytes | memoryview | msgspec.Raw
         else:
             trace = msgspec.json.decode(data, type=_Trace)
     except msgspec.ValidationError:
-        raise Refused("This JSON file is no trace: it has no list of traceEvents.") from None
+        raise Refused("This JSON file is no trace: it has no list of traceEvents, or its baseTimeNanoseconds is no "
+                      "whole number.") from None
     except (msgspec.DecodeError, RecursionError) as error:
         return _one_by_one(data, str(error))
     count(len(trace.events), MAX_EVENTS, "events of a trace")

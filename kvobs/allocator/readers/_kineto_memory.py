@@ -44,8 +44,8 @@ def usages(memory: list[MemoryEvent], ooms: list[OomEvent]) -> tuple[tuple[Usage
     usage, notes = [], []
     for (kind, index), events in sorted(found.items()):
         usage.append(_usage(device_name(kind, index), kind, events))
-        if any(event.allocated == UNKNOWN for event in events):
-            notes.append(f"The profiler did not record all totals of {usage[-1].device}; they are left out.")
+        if any(UNKNOWN in (event.allocated, event.reserved) for event in events):
+            notes.append(f"The profiler did not record all totals of {usage[-1].device}; they are unknown.")
     if usage:
         notes.append("A trace tells neither the allocator's segments nor its streams: its memory events are shown over "
                      "time, and not replayed.")
