@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from kvobs.allocator.readers import _nsys, _profile_json
 from kvobs.allocator.readers._limits import Refused
 from kvobs.allocator.recording import Recording
-from tests.profiles import call_event, memory_event, trace, write_nsys
+from tests.fuzz import formats
 
 INPUTS = 3_000
 WORDS = (b"-1", b"1e999", b"NaN", b"9223372036854775807", b"9" * 30, b"1" * 5000, b"null", b'"[memory]"', b"{", b"}",
          b"[", b"]", b'"', b"\\", b"\xff", b"\x00" * 4, b"[" * 2000, b'{"a":' * 2000, b"1.5", b'"dur": -1')
 
 
-def seeds(tmp_path: Path) -> dict[str, bytes]:
-    failed = memory_event(2, 1, 99, 1, 2) | {"name": "[OutOfMemory]"}
-    events = [memory_event(1.5, 4096, 512, 512, 1024), memory_event(2, 4096, -512, 0, 1024),
-              memory_event(3, 4096, 5, 5, 0, 0, -1), call_event(4, 5.25, "cudaMalloc"),
-              call_event(8, 1, "cudaFree"), failed]
-    kineto = json.dumps(trace(events, 10 ** 18)).encode()
-    rows = [[-1, 1, 512, 7], [10 ** 18, 2, 99, 0], [10 ** 18 + 5000, 3, -99, 0], [10 ** 18 + 5000, 3, 99, 1]]
-    export = write_nsys(tmp_path / "e.sqlite", [(5, 9, "cudaMalloc_v3020", 3), (12, 13, "cuMemMap", 3)],
-                        [(5, 3, 0, 1 << 20, 2, 0), (7, 3, 0, 1 << 20, 2, 1), (7, 3, 1, 9, 1, 0)], 10 ** 18)
-    return {"kineto": kineto, "broken kineto": kineto.replace(b'"cpu_instant', b'"cpu"_instant', 1),
-            "raw": json.dumps(rows).encode(), "plot": json.dumps([[1, 2], [[0] * 9, list(range(9))]]).encode(),
-            "nsys": export.read_bytes()}
+def seeds() -> dict[str, bytes]:
+    kineto, raw, plot, export = (
+        formats.by_name(name).seeds[index] for name, index in
+        (("kineto", 0), ("timeline", 0), ("timeline", 1), ("nsys", 0)))
+    return {"kineto": kineto, "broken kineto": kineto.replace(b'"cpu_instant', b'"cpu"_instant', 1), "raw": raw,
+            "plot": plot, "nsys": export}
 
 
 def damaged(whole: bytes, dice: random.Random) -> bytes:
@@ -52,10 +44,10 @@ def damaged(whole: bytes, dice: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["kineto", "broken kineto", "raw", "plot", "nsys"])
-def test_damage_is_read_or_refused(tmp_path: Path, kind: str) -> None:
+def test_damage_is_read_or_refused(kind: str) -> None:
     """Whatever bytes change, the reader gives columns of equal length, or refuses in one printable sentence."""
     parse: Callable[[bytes, str], Recording] = _nsys.parse if kind == "nsys" else _profile_json.parse
-    whole, dice = seeds(tmp_path)[kind], random.Random(kind)
+    whole, dice = seeds()[kind], random.Random(kind)
     parse(whole, "whole")
     read, refused = 0, []
     for _ in range(INPUTS):
