@@ -50,6 +50,8 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
     events = device.events
     if not len(events) or all(action > OOM for action in events.action):
         return _unusable(device, device.state, "the file has no history of events")
+    if any(sum(block.size for block in segment.blocks) != segment.size for segment in device.state):
+        return _unusable(device, device.state, "the last state contradicts itself: blocks do not fill their segments")
     undone = seed(device, settings)
     script = script_of(events, undone.pools)
     if not len(script):
@@ -57,7 +59,7 @@ def replay(device: DeviceRecording, settings: Settings, engine: str = "auto") ->
     try:
         replayer = _replayer(settings, undone.state, _pages(script), engine)
     except _Contradiction as error:
-        return _unusable(device, undone.state, f"the state contradicts itself: {error}")
+        return _unusable(device, undone.state, f"the state before the history contradicts itself: {error}")
     try:
         ooms = _run(replayer, script, device, undone.pools)
     except _Hopeless:
