@@ -97,8 +97,8 @@ def costs_of(calls: Calls) -> Costs | None:
     where they were recorded. A map is counted as one page, whatever its size.
     """
     medians = {entry.name: entry.median_ns for entry in summary(calls)}
-    alloc, free = _first_of(medians, _ALLOCATES), _first_of(medians, _FREES)
-    mapped, unmapped = _first_of(medians, _MAPS), _first_of(medians, _UNMAPS)
+    alloc, free = _of_main(medians, _ALLOCATES), _of_main(medians, _FREES)
+    mapped, unmapped = _of_main(medians, _MAPS), _of_main(medians, _UNMAPS)
     if alloc is None and free is None and mapped is None and unmapped is None:
         return None
     if mapped is not None:
@@ -141,6 +141,6 @@ def _summary(name: str, durations: Sequence[int]) -> CallSummary:
                        durations[0])
 
 
-def _first_of(medians: dict[str, int], names: frozenset[str]) -> int | None:
-    """The median of the first of ``names`` that was called; the order of ``medians`` is by total time."""
+def _of_main(medians: dict[str, int], names: frozenset[str]) -> int | None:
+    """The median of the one of ``names`` that took most time in all: ``medians`` is in that order."""
     return next((median for name, median in medians.items() if name in names), None)
