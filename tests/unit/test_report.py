@@ -117,17 +117,36 @@ def test_the_map_is_bounded() -> None:
         assert at(drawn, moment) == at(whole, whole.moments.index(event))
 
 
+def without(device: DeviceRecording, actions: set[int]) -> DeviceRecording:
+    """The same device with a history that lacks some kinds of events."""
+    whole, events = device.events, Events()
+    for name in Events.__slots__:
+        getattr(events, name).extend(value for value, action in zip(getattr(whole, name), whole.action, strict=True)
+                                     if action not in actions)
+    return dataclasses.replace(device, events=events)
+
+
+def test_an_unusable_replay_concludes_nothing() -> None:
+    """Of a history that cannot be followed (no free was recorded) the page tells no peak, no growth and no trips to the
+    device, like the document, and says why; with the frees it tells all three.
+    """
+    made = history(1, Settings(), None, 300)
+    for actions, usable in ((set(), True), ({rec.FREE_REQUESTED, rec.FREE_COMPLETED}, False)):
+        recording = Recording("made", "made", made.settings, (without(made.device, actions),))
+        (device,) = data(page(recording))["devices"]
+        assert [device["holders"]["peak"] is not None, device["peak_event"] is not None, bool(device["growth"]),
+                bool(device["forced"])] == [usable] * 4
+        assert device["score"].startswith("Replay not usable: ") is not usable
+
+
 def test_frees_without_completions_are_not_pending_for_ever() -> None:
     """Where completions were not recorded (``skip_actions``), the map shows as pending after the last event only
     what the file's state shows so.
     """
     made = history(1, Settings(), None, 300)
-    whole, events = made.device.events, Events()
-    for name in Events.__slots__:
-        getattr(events, name).extend(value for value, action in zip(getattr(whole, name), whole.action, strict=True)
-                                     if action != rec.FREE_COMPLETED)
-        getattr(events, name).append(rec.OTHER if name == "action" else 0)  # the last moment is the file's own state
-    device = dataclasses.replace(made.device, events=events)
+    device = without(made.device, {rec.FREE_COMPLETED})
+    for name in Events.__slots__:  # the last moment is the file's own state
+        getattr(device.events, name).append(rec.OTHER if name == "action" else 0)
     drawn = memory_map(device, replay(device, made.settings), made.settings, Attribution(Stacks()), set())
     expected = {(block.address, block.state) for segment in device.state for block in segment.blocks
                 if block.state != INACTIVE}
