@@ -54,7 +54,7 @@ def parse(data: Data, name: str, progress: Progress = lambda done: None) -> Reco
         return _snapshot.recording(document, name, progress, _rows)
     except msgspec.ValidationError as error:
         raise Refused(f"It is JSON, but no snapshot of torch's allocator ({str(error)[:200]}).") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # older msgspec has the latter for what is no UTF-8
         raise Refused(f"It is damaged or cut off: it is no valid JSON ({str(error)[:200]}).") from None
     except RecursionError:
         raise Refused("It is JSON that is nested too deeply; a snapshot has six levels.") from None
