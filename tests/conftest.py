@@ -25,11 +25,12 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the allocator twin: nothing of it depends on the versions of other packages."""
+    """Mark what uses the allocator twin and none of its readers: nothing of it depends on other packages' versions."""
     for item in items:
-        names = vars(getattr(item, "module", None) or object).values()
-        if any(str(getattr(found, "__module__", None) or getattr(found, "__name__", "")).startswith("kvobs.allocator")
-               for found in names):
+        names = {str(getattr(found, "__module__", None) or getattr(found, "__name__", "")) + "."
+                 for found in vars(getattr(item, "module", None) or object).values()}
+        if any(name.startswith("kvobs.allocator.") for name in names) and not any(
+                name.startswith("kvobs.allocator.readers.") for name in names):
             item.add_marker("allocator")
 
 
