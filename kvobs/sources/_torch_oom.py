@@ -106,7 +106,7 @@ class OomObserver:
                 return
             try:
                 if self._ration.take(now_ns := self._clock()):
-                    self._record(now_ns, f"{CUDA}:{device}", requested, allowed, free)
+                    self._record(now_ns, device, requested, allowed, free)
                 else:
                     self._skipped += 1
             finally:
@@ -114,15 +114,16 @@ class OomObserver:
         except Exception as error:
             self._failed(error)
 
-    def _record(self, now_ns: int, device: str, requested: int, allowed: int, free: int) -> None:
+    def _record(self, now_ns: int, device: int, requested: int, allowed: int, free: int) -> None:
         skipped, self._skipped = self._skipped, 0
-        said = [f"The allocator of {device} could not get {requested} bytes; {free} bytes of the device were free and "
+        name = f"{CUDA}:{device}"
+        said = [f"The allocator of {name} could not get {requested} bytes; {free} bytes of the device were free and "
                 f"this process may have {allowed}."]
-        snapshot, why = self._snapshot(int(device.rpartition(":")[2]), requested, allowed, free)
+        snapshot, why = self._snapshot(device, requested, allowed, free)
         said += [why] if why else []
         if skipped:
             said.append(f"At least {skipped} errors before this one were not recorded.")
-        self._emit(FlightRecord(now_ns, "out_of_memory", device, requested, " ".join(said), "", snapshot))
+        self._emit(FlightRecord(now_ns, "out_of_memory", name, requested, " ".join(said), "", snapshot))
 
     def _snapshot(self, device: int, requested: int, allowed: int, free: int) -> tuple[str, str]:
         """The summary with the verdict in it, or nothing and why."""
