@@ -13,7 +13,7 @@ from kvobs.allocator.settings import MIB, SMALL_SEGMENT, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING
 from kvobs.allocator.verdict import Demand
 from kvobs.sources import _torch_oom as oom
-from kvobs.sources.transformers._demand import next_step
+from kvobs.sources.transformers._demand import demands
 from tests.fake_torch import FakeTorch, segment, stat, stats
 
 
@@ -128,20 +128,22 @@ class Layer:
 def test_the_next_step_asks_for_one_row_more_of_every_growing_layer() -> None:
     """2 x 3 heads x 101 rows x 64 x 2 bytes for K, then V of its own width; per device in order."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'kvobs[torch]'")
-    demands = next_step([Layer(torch, 100), Layer(torch, 100, width=32), Layer(torch, 9, device="cpu")], stream=5)
-    assert [demand._replace(returns=()) for demand in demands] == [
-        Demand("meta", 5, 0, (77_568, 77_568, 77_568, 38_784)), Demand("cpu", 5, 0, (7_680, 7_680))]
+    found = demands([Layer(torch, 100), Layer(torch, 100, width=32), Layer(torch, 9, device="cpu")])
+    assert [demand._replace(returns=()) for demand in found] == [
+        Demand("meta", 0, 0, (77_568, 77_568, 77_568, 38_784)), Demand("cpu", 0, 0, (7_680, 7_680))]
 
 
 def test_a_layer_filled_in_place_asks_for_nothing_and_an_unknown_one_is_refused() -> None:
-    """Static layers make no request; what a quantized layer will ask for is not told."""
+    """Static layers make no request; what a quantized layer, or one of another shape, will ask for is not told."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'kvobs[torch]'")
-    static, quantized = Layer(torch, 100), Layer(torch, 100)
+    static, quantized, flat = Layer(torch, 100), Layer(torch, 100), Layer(torch, 100)
     static.max_cache_len = 128  # type: ignore[attr-defined]
     quantized._quantized_keys = None  # type: ignore[attr-defined]
-    assert next_step([static]) == []
-    with pytest.raises(ValueError, match="is not known"):
-        next_step([quantized])
+    flat.values = flat.values.flatten(2)
+    assert demands([static]) == []
+    for layer in (quantized, flat):
+        with pytest.raises(ValueError, match="is not known"):
+            demands([layer])
 
 
 @pytest.mark.parametrize("window", [None, 8])
@@ -155,7 +157,7 @@ def test_the_predicted_requests_are_those_that_a_real_cache_makes(window: int | 
                                             num_key_value_heads=2, sliding_window=window)
     cache = transformers.DynamicCache(config=config)
     for step in range(20):
-        predicted = next_step(cache.layers) if step else []
+        predicted = demands(cache.layers) if step else []
         rows = 1 if step else 5
         for index in range(2):
             cache.update(torch.zeros(1, 2, rows, 16), torch.zeros(1, 2, rows, 16), index)

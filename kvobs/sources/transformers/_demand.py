@@ -16,6 +16,7 @@ from kvobs.allocator.verdict import Demand
 from kvobs.sources.transformers._layers import IN_PLACE, STATES, kind_of, layers_of, stored
 
 OFFLOADED = "A cache that is offloaded moves its layers between devices; what that asks for is not known."
+UNKNOWN = "How a layer of type {layer} grows is not known."
 FAILED = "A cache could not be looked at ({error}); what it asks for is not known."
 
 
@@ -31,7 +32,7 @@ def forecast(caches: Iterable[Any]) -> Forecast:
             if getattr(cache, "offloading", False):
                 unknown.append(OFFLOADED)
                 continue
-            growths += [Growth(demand, _address(layers, demand.device)) for demand in next_step(layers)]
+            growths += [Growth(demand, _address(layers, demand.device)) for demand in demands(layers)]
         except ValueError as error:
             unknown.append(str(error))
         except Exception as error:
@@ -39,11 +40,11 @@ def forecast(caches: Iterable[Any]) -> Forecast:
     return Forecast(tuple(growths), tuple(dict.fromkeys(unknown)))
 
 
-def next_step(layers: list[Any], tokens: int = 1, stream: int = 0) -> list[Demand]:
-    """The requests of a step of ``tokens`` positions per sequence, per device in the order in which they are made.
+def demands(layers: list[Any]) -> list[Demand]:
+    """The requests of a step of one position per sequence, per device in the order in which they are made.
 
     Layers that are filled in place ask for nothing, nor do states of linear attention or cross-attention that has been
-    filled. Nothing is read from a device. ``stream`` is the stream on which the step runs.
+    filled. Nothing is read from a device; the stream is told as the default one, for want of better knowledge.
 
     Raises:
         ValueError: a layer is not one whose growth is known, such as a quantized one.
@@ -59,20 +60,22 @@ def next_step(layers: list[Any], tokens: int = 1, stream: int = 0) -> list[Deman
         if not names and not hasattr(layer, "keys"):
             continue
         if kind == "other" or not names <= {"keys", "values"}:
-            raise ValueError(f"How a layer of type {type(layer).__name__} grows is not known.")
+            raise ValueError(UNKNOWN.format(layer=type(layer).__name__))
         old: list[int] = []
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
-            if tensor is not None and tensor.dim() == 4:
-                batch, heads, rows, width = tensor.shape
-                device = str(tensor.device)
-                sizes.setdefault(device, []).append(
-                    int(batch * heads * (rows + tokens) * width) * int(tensor.element_size()))
-                address = int(tensor.untyped_storage().data_ptr())
-                old += [address] if address and address not in shared and not tensor.requires_grad else []
-                now = kind != "sliding" or tensor is layer.values
-                returns.setdefault(device, []).append(tuple(old) if now else ())
-                old = [] if now else old
-    return [Demand(device, stream, 0, tuple(found), tuple(returns[device]) if any(returns[device]) else ())
+            if tensor is None or (tensor.dim() != 4 and not tensor.numel()):
+                continue  # nothing is in it yet
+            if tensor.dim() != 4:
+                raise ValueError(UNKNOWN.format(layer=type(layer).__name__))
+            batch, heads, rows, width = tensor.shape
+            device = str(tensor.device)
+            sizes.setdefault(device, []).append(int(batch * heads * (rows + 1) * width) * int(tensor.element_size()))
+            address = int(tensor.untyped_storage().data_ptr())
+            old += [address] if address and address not in shared and not tensor.requires_grad else []
+            now = kind != "sliding" or tensor is layer.values
+            returns.setdefault(device, []).append(tuple(old) if now else ())
+            old = [] if now else old
+    return [Demand(device, 0, 0, tuple(found), tuple(returns[device]) if any(returns[device]) else ())
             for device, found in sizes.items()]
 
 
