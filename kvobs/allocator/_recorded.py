@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from kvobs.allocator import script as steps
 from kvobs.allocator._forced import NOWHERE
-from kvobs.allocator.recording import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from kvobs.allocator.recording import GIVEN_BACK, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, TAKEN
 from kvobs.allocator.reservations import Pages
 from kvobs.allocator.script import Script
 from kvobs.allocator.settings import SMALL_SEGMENT, Settings
@@ -16,7 +16,6 @@ from kvobs.allocator.state import INACTIVE, State
 from kvobs.allocator.twin import Allocator, OutOfMemory
 
 Call = tuple[int, int, int]  # kind, address, size
-GIVEN_BACK = {SEGMENT_FREE, SEGMENT_UNMAP}
 
 
 def ageing(settings: Settings) -> Settings:
@@ -172,7 +171,7 @@ class PythonReplayer:
         calls = [(script.call[at], script.call_address[at], script.call_size[at])
                  for at in range(script.first[index], script.first[index + 1])]
         for at in range(script.first[index], script.first[index + 1]):
-            if script.call[at] in {SEGMENT_ALLOC, SEGMENT_MAP}:
+            if script.call[at] in TAKEN:
                 small = script.call_size[at] == SMALL_SEGMENT
                 self._homes[script.call_address[at]] = (script.call_stream[at], script.call_pool[at], small)
                 if script.call[at] == SEGMENT_MAP:
@@ -345,7 +344,7 @@ class PythonReplayer:
     def _count(self, matched: list[Call], unmatched: list[Call]) -> None:
         for calls, hit in ((matched, 1), (unmatched, 0)):
             for kind, _, _ in calls:
-                score = self.tally.device_allocs if kind in {SEGMENT_ALLOC, SEGMENT_MAP} else self.tally.device_frees
+                score = self.tally.device_allocs if kind in TAKEN else self.tally.device_frees
                 score[0] += 1
                 score[1] += hit
 

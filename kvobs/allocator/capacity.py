@@ -7,18 +7,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvobs.allocator.recording import (
-    OOM,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    DeviceRecording,
-    Events,
-)
+from kvobs.allocator.recording import GIVEN_BACK, OOM, TAKEN, DeviceRecording, Events
 from kvobs.allocator.settings import SMALL_SIZE, Settings
-
-TAKEN, GIVEN_BACK = frozenset({SEGMENT_ALLOC, SEGMENT_MAP}), frozenset({SEGMENT_FREE, SEGMENT_UNMAP})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from kvobs.allocator import program as ops
 from kvobs.allocator import recording, script
-from kvobs.allocator.capacity import GIVEN_BACK, granted, reserved_before, reserved_bytes
+from kvobs.allocator.capacity import granted, reserved_before, reserved_bytes
 from kvobs.allocator.program import Program
-from kvobs.allocator.recording import UNKNOWN, DeviceRecording, Events, Stacks
+from kvobs.allocator.recording import GIVEN_BACK, UNKNOWN, DeviceRecording, Events, Stacks
 from kvobs.allocator.script import Script, script_of
 from kvobs.allocator.seeding import seed
 from kvobs.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings

@@ -13,6 +13,8 @@ ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segmen
            "segment_unmap", "snapshot", "oom", "other")
 (ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP,
  SEGMENT_UNMAP, SNAPSHOT, OOM, OTHER) = range(len(ACTIONS))
+# Calls that take memory from the device, and that give it back.
+TAKEN, GIVEN_BACK = frozenset({SEGMENT_ALLOC, SEGMENT_MAP}), frozenset({SEGMENT_FREE, SEGMENT_UNMAP})
 UNKNOWN = -1
 
 

@@ -9,7 +9,7 @@ from kvobs.allocator import recording
 from kvobs.allocator.recording import Events
 
 (ALLOC, FREE, DEFER, COMPLETE, RELEASE, OOM) = range(6)
-_CALLS = {recording.SEGMENT_ALLOC, recording.SEGMENT_FREE, recording.SEGMENT_MAP, recording.SEGMENT_UNMAP}
+_CALLS = recording.TAKEN | recording.GIVEN_BACK
 
 
 @dataclass(slots=True)

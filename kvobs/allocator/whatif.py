@@ -11,14 +11,14 @@ from operator import mul
 
 from kvobs.allocator import program as ops
 from kvobs.allocator.calls import PAGE, Estimate, estimates
-from kvobs.allocator.capacity import GIVEN_BACK, TAKEN, Capacity, capacity_of, reserved_before, reserved_bytes
+from kvobs.allocator.capacity import Capacity, capacity_of, reserved_before, reserved_bytes
 from kvobs.allocator.chains import IsKV, Regrown, regrow
 from kvobs.allocator.core import run
 from kvobs.allocator.demand import RecordedDemand, demand_of
 from kvobs.allocator.growth import PAGED, STATIC, Growth
 from kvobs.allocator.kinds import kind_of
 from kvobs.allocator.program import Outcome, Program
-from kvobs.allocator.recording import ALLOC, OOM, UNKNOWN, Calls, DeviceRecording, Recording
+from kvobs.allocator.recording import ALLOC, GIVEN_BACK, OOM, TAKEN, UNKNOWN, Calls, DeviceRecording, Recording
 from kvobs.allocator.replayed import Replay
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.verdict import SUCCEEDS as SERVED
