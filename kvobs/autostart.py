@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Self
 
-    from kvobs.allocator.next_step import NextStep
+    from kvobs.allocator.forecast import NextStep
     from kvobs.runtime import Runtime
 
 # The libraries that the sources of this version observe.
@@ -124,7 +124,7 @@ class Handle:
         runtime = self.runtime
         if runtime is not None:
             return runtime.verdict(device)
-        from kvobs.allocator.next_step import absent
+        from kvobs.allocator.forecast import absent
 
         return [absent("This process is not observed.", device or "")]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvobs import config as configuration
-from kvobs.allocator.next_step import Forecast, absent
+from kvobs.allocator.forecast import Forecast, absent
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.exporters import OtelExporter, PrometheusExporter
@@ -30,7 +30,7 @@ from kvobs.store import StoreWriter
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-    from kvobs.allocator.next_step import NextStep
+    from kvobs.allocator.forecast import NextStep
     from kvobs.catalog import Row
 
 _log = logging.getLogger("kvobs")

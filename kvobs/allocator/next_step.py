@@ -8,52 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from kvobs.allocator.forecast import Demand, Forecast, Growth, NextStep, absent
 from kvobs.allocator.live import evidence_of, state_of
 from kvobs.allocator.settings import MIB, known
 from kvobs.allocator.state import State
-from kvobs.allocator.verdict import SUCCEEDS, Demand, Evidence, Judgement, Verdict, for_demands
+from kvobs.allocator.verdict import SUCCEEDS, Judgement, for_demands
 
 NOT_COUNTED = "What the model itself asks for meanwhile (activations, workspaces) is not known and not counted."
 EACH_ONCE = ("Every live cache is taken to grow by one token per sequence, one cache after the other, in the default "
              "pool; one that rests asks for nothing.")
 NOTHING_GROWS = "No cache that grows is alive on {device}, so that nothing is asked for."
-
-
-class Growth(NamedTuple):
-    """What the next step of one cache asks of one device, and an address in a buffer that it has there now (or 0)."""
-
-    demand: Demand
-    address: int = 0
-
-
-class Forecast(NamedTuple):
-    """What the next steps will ask for, and in whole sentences what of it is not known."""
-
-    growths: tuple[Growth, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """What would become of the next step on one device.
-
-    ``verdict`` is that of the request that decides, the ``index``-th (from 0) of ``requests``, which ask for
-    ``requested_bytes``: the first one that fails, else the first of those that cost most. It is None where it cannot
-    be told; then ``sentence`` says why. ``not_known`` are whole sentences.
-    """
-
-    device: str
-    verdict: Verdict | None
-    sentence: str
-    evidence: Evidence | None = None
-    index: int | None = None
-    requests: int = 0
-    requested_bytes: int = 0
-    not_known: tuple[str, ...] = ()
-    estimated: bool = True
 
 
 def next_step(segments: Iterable[Mapping[str, Any]], conf: str, device: str, forecast: Forecast, device_free: int,
@@ -88,11 +54,6 @@ def next_step(segments: Iterable[Mapping[str, Any]], conf: str, device: str, for
                         "take too long.", requests=requests, requested_bytes=total, not_known=unknown)
     return NextStep(device, found.verdict, f"{asked}; number {index + 1} decides. {found.sentence}", found.evidence,
                     index, requests, total, unknown)
-
-
-def absent(reason: str, device: str = "", unknown: tuple[str, ...] = ()) -> NextStep:
-    """No verdict, and why."""
-    return NextStep(device, None, reason, not_known=unknown)
 
 
 def told(found: NextStep) -> dict[str, Any]:

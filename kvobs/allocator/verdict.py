@@ -26,6 +26,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvobs.allocator.arena import Arena
+from kvobs.allocator.forecast import Demand
 from kvobs.allocator.pinning import Pin, pins
 from kvobs.allocator.settings import MIB, SMALL_SIZE, Settings
 from kvobs.allocator.state import DEFAULT_POOL, INACTIVE, PENDING, State
@@ -56,19 +57,6 @@ class Request(NamedTuple):
     size: int
     stream: int = 0
     pool: int = DEFAULT_POOL
-
-
-class Demand(NamedTuple):
-    """The allocations of one step, in order. ``device`` is a name such as ``cuda:0``; sizes in bytes.
-
-    ``returns`` tells of each what the step gives back once it has been served, by address; empty: nothing.
-    """
-
-    device: str
-    stream: int
-    pool: int
-    sizes: tuple[int, ...]
-    returns: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

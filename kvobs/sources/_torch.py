@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kvobs.allocator.next_step import Forecast, NextStep, absent
+from kvobs.allocator.forecast import Forecast, NextStep, absent
 from kvobs.bus import Bus
 from kvobs.model import AllocatorState, Availability, Emit, Event, Poll
 from kvobs.sources._imports import when_imported

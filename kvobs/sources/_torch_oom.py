@@ -16,8 +16,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from kvobs.allocator.forecast import Forecast
 from kvobs.allocator.live import retry
-from kvobs.allocator.next_step import Forecast, next_step, told
+from kvobs.allocator.next_step import next_step, told
 from kvobs.flight import Ration
 from kvobs.model import Emit, FlightRecord, HookFailed
 from kvobs.sources._torch_handle import CUDA, Torch

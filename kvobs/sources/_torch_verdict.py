@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvobs.allocator.next_step import NOTHING_GROWS, Forecast, NextStep, absent, next_step
+from kvobs.allocator.forecast import Forecast, NextStep, absent
+from kvobs.allocator.next_step import NOTHING_GROWS, next_step
 from kvobs.sources._torch_handle import CUDA, Torch
 from kvobs.sources._torch_stats import NATIVE, blocks, touched
 

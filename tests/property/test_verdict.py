@@ -8,11 +8,12 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from kvobs.allocator.device import SimulatedDevice
+from kvobs.allocator.forecast import Demand
 from kvobs.allocator.pinning import pins
 from kvobs.allocator.settings import MIB, SMALL_SIZE, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
 from kvobs.allocator.twin import Allocator, OutOfMemory
-from kvobs.allocator.verdict import Demand, Evidence, Judgement, Request, Verdict, for_demands, judge
+from kvobs.allocator.verdict import Evidence, Judgement, Request, Verdict, for_demands, judge
 from kvobs.allocator.waste import Group, waste
 
 ADDRESSES = 1 << 42  # what the twin believes the device to have: reservations of addresses never run out

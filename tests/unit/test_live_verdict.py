@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 import kvobs
 from kvobs import autostart, model, runtime
 from kvobs.allocator import next_step as steps
-from kvobs.allocator.next_step import Forecast, Growth, NextStep
+from kvobs.allocator.forecast import Demand, Forecast, Growth, NextStep
 from kvobs.allocator.settings import MIB
-from kvobs.allocator.verdict import Demand, Verdict
+from kvobs.allocator.verdict import Verdict
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.sources import _torch as source
@@ -24,6 +25,7 @@ from kvobs.sources._torch import TorchSource
 from kvobs.sources.transformers._demand import OFFLOADED, forecast
 from tests.accelerator import Accelerator, Cache, Layer, Tensor
 from tests.fake_torch import FakeTorch, segment, stat, stats, unused
+from tests.support import run_child
 
 ROW = 64 * 1024  # bytes of a token's K in one layer: 320 of them are 20 MiB
 
@@ -338,3 +340,10 @@ def test_without_kvobs_the_handle_says_so() -> None:
     """A handle of a process that is not observed answers too."""
     told, = autostart.Handle().verdict("cuda:0")
     assert (told.verdict, told.device, told.sentence) == (None, "cuda:0", "This process is not observed.")
+
+
+def test_the_twin_is_not_imported_at_a_process_start() -> None:
+    """What every observed process imports has the words of a verdict, not the code that makes one."""
+    done = run_child([sys.executable, "-c", "import sys, kvobs.runtime; "
+                      "print(*(name for name in sys.modules if name.startswith('kvobs.allocator.')))"])
+    assert (done.stdout.split(), done.returncode) == (["kvobs.allocator.forecast"], 0), done.stderr

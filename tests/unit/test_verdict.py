@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvobs.allocator.definitions import definitions
+from kvobs.allocator.forecast import Demand
 from kvobs.allocator.settings import MIB, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
 from kvobs.allocator.twin import Allocator
-from kvobs.allocator.verdict import ASSUMING, Demand, Request, Verdict, for_demands, judge
+from kvobs.allocator.verdict import ASSUMING, Request, Verdict, for_demands, judge
 from kvobs.allocator.waste import Group
 from tests.states import KIB, segment
 

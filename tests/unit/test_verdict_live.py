@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kvobs import model
+from kvobs.allocator.forecast import Demand
 from kvobs.allocator.live import requests_of, retry, state_of
 from kvobs.allocator.settings import MIB, SMALL_SEGMENT, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING
-from kvobs.allocator.verdict import Demand
 from kvobs.sources import _torch_oom as oom
 from kvobs.sources.transformers._demand import demands
 from tests.fake_torch import FakeTorch, segment, stat, stats

@@ -260,8 +260,7 @@ def test_files_without_history_are_asked_by_their_last_state_and_say_so() -> Non
 
 
 def test_what_was_there_at_the_start_fails_as_one_and_says_so() -> None:
-    """Of three blocks of 20 MiB without a history two fail on 20 MiB: two OOMs, of which one is listed, as a note says.
-    """
+    """Of three blocks of 20 MiB two fail on 20 MiB: two OOMs without a history, one of them listed, as a note says."""
     state = tuple(Segment(at * 32 * MIB, 20 * MIB, 0, 0, False, False, (
         Block(at * 32 * MIB, 20 * MIB, 20 * MIB, ALLOCATED),)) for at in (1, 2, 3))
     recording = Recording("made", "made", Settings(), (DeviceRecording(0, state, rec.Events()),))

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvobs.allocator.next_step import Forecast, Growth
-from kvobs.allocator.verdict import Demand
+from kvobs.allocator.forecast import Demand, Forecast, Growth
 from kvobs.sources.transformers._layers import IN_PLACE, STATES, kind_of, layers_of, stored
 
 OFFLOADED = "A cache that is offloaded moves its layers between devices; what that asks for is not known."

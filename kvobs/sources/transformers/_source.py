@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from kvobs.allocator.next_step import Forecast
+from kvobs.allocator.forecast import Forecast
 from kvobs.model import Availability, Emit, Event, Poll
 from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources import Wiring
