@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import pickletools
+import random
 from typing import Any
 
 import pytest
@@ -53,6 +56,18 @@ def test_damage_is_no_crash(seed: int, place: float, change: int, cut: bool) -> 
     except Refused:
         return
     assert not cut
+
+
+@pytest.mark.parametrize("seed", [0, 3, 13, 28, 41])
+def test_a_fetch_of_another_entry_agrees(seed: int) -> None:
+    """Whichever entry of the memo an event fetches, there or not yet: both ways read it, or the short one leaves it."""
+    data = pickle.dumps(history(seed))[:-1]
+    fetches = [at for code, told, at in pickletools.genops(data + b".") if code.name == "LONG_BINGET" and told < 1 << 16]
+    memo, draw = data.count(b"\x94"), random.Random(seed)
+    for at in draw.sample(fetches, 12):
+        for place in (draw.randrange(memo), draw.randrange(memo), memo - 1):
+            with contextlib.suppress(Refused):
+                both_ways(data[:at + 1] + place.to_bytes(4, "little") + data[at + 5:] + b".", "")
 
 
 def event(address: int, **more: Any) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 After the first event of a file, most are written alike: the same keys, fetched from the memo, and for each a number, a
 text from the memo or frames from the memo. One regular expression knows that form. Such events become numbers in
 columns, and a pickle is left that has None in the place of each. It makes what the whole one makes, entry by entry of
-the memo, except for the dict of such an event, which is None there too, and nothing in a snapshot fetches. All else
-passes unchanged, and only opcodes of plain data do; where anything is unusual, there is no short form.
+the memo, except for the dict of such an event, which is None there too. All else passes unchanged, and only opcodes of
+plain data do; where anything is unusual, and a fetch of such a dict is, there is no short form.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from typing import Any
 
 from kvobs.allocator.readers._event_form import EventForm, Learner, More, Numbers, Unusual, fetch, kept
@@ -126,6 +127,7 @@ class _Condenser:
         self._plain: set[bytes] = set()  # further fields that leave nothing behind
         self._fetched: dict[bytes, int] = {}  # opcodes that fetch a list of frames: their places
         self._lists: dict[bytes, tuple[int, bytes]] = {}  # how a list is written: its place, and how it is made again
+        self._exchanged = array("Q")  # places in the memo, ascending, of dicts that are None in the short pickle
         self._last = -1, 0  # the list made last: its number in the memo, and its place
 
     def run(self, data: Data, progress: Progress) -> Condensed:
@@ -188,7 +190,7 @@ class _Condenser:
         """Events, and runs of other opcodes between them. About 1 us per event."""
         frames: list[int] = []
         form, learner, emit, lists, plain = self._form, self._learner, self._out.append, self._lists, self._plain
-        memo, (last, last_place) = learner.memo, self._last
+        memo, (last, last_place), exchanged = learner.memo, self._last, self._exchanged
         for one in found:
             if not one[0]:
                 learner.memo = memo
@@ -197,16 +199,18 @@ class _Condenser:
                 continue
             assert form is not None
             emit(b"N\x94")
+            exchanged.append(memo)
             memo += 1
             for group in form.before:
                 if one[group] not in plain:
-                    memo += self._keep(one[group]).memos
+                    memo += self._keep(one[group], memo).memos
             listed = one[form.frames]
             if listed[0] == _LIST:
                 try:
                     last_place, same = lists[listed]
                     emit(same)
                 except KeyError:
+                    self._fetches(listed)
                     own = fetch(memo)
                     last_place = self._fetched[own] = len(self._fetched)
                     lists[listed] = last_place, own + b"\x940"
@@ -214,25 +218,48 @@ class _Condenser:
                 frames.append(last_place)
                 last = memo
                 memo += 1
-            elif int.from_bytes(listed[1:], "little") == last:
+            elif (fetched := int.from_bytes(listed[1:], "little")) == last:
                 frames.append(last_place)
             else:
-                frames.append(self._fetched.setdefault(listed, len(self._fetched)))
+                place = self._fetched.get(listed)
+                if place is None:
+                    if fetched >= memo:
+                        raise Unusual
+                    self._fetches(listed)
+                    place = self._fetched[listed] = len(self._fetched)
+                frames.append(place)
             for group in form.after:
                 if one[group] not in plain:
-                    memo += self._keep(one[group]).memos
+                    memo += self._keep(one[group], memo).memos
         learner.memo, self._last = memo, (last, last_place)
         if frames and form is not None:
             rows = found if len(frames) == len(found) else [one for one in found if one[0]]
             self._made.add(form, rows, learner.actions, frames)
 
-    def _keep(self, told: bytes) -> More:
-        """Keep further fields of an event, as far as they matter."""
+    def _fetches(self, ops: bytes) -> None:
+        """Look at what opcodes fetch.
+
+        Raises:
+            Unusual: an event that is None in the short pickle.
+        """
+        for op in ONE.findall(ops):
+            if op[:1] in (b"h", b"j"):
+                place = int.from_bytes(op[1:], "little")
+                at = bisect_left(self._exchanged, place)
+                if at < len(self._exchanged) and self._exchanged[at] == place:
+                    raise Unusual
+
+    def _keep(self, told: bytes, memo: int) -> More:
+        """Keep further fields of an event, as far as they matter; so many entries has the memo before them.
+
+        Raises:
+            Unusual: they fetch one that is not there yet.
+        """
         more = self._more.get(told)
         if more is None:
             if len(self._more) > _MANY:
                 self._more.clear()
-            more = self._more[told] = kept(told)
+            more = self._more[told] = kept(told, memo)
             if not more.memos and len(self._plain) < _MANY:
                 self._plain.add(told)
         if more.memos:
@@ -242,6 +269,8 @@ class _Condenser:
     def _pass_on(self, run: bytes) -> None:
         """Opcodes that are no event."""
         self._out.append(run)
+        if self._exchanged:
+            self._fetches(run)
         if self._form is None or b"\x94" in run:
             for op in ONE.findall(run):
                 self._learner.see(op)

@@ -190,9 +190,17 @@ def number(op: bytes) -> int:
     return int.from_bytes(op[1:], "little", signed=op[0] == 0x4A)
 
 
-def kept(told: bytes) -> More:
-    """What is kept of further fields as they are written: nothing of those that put nothing into the memo."""
-    memos = ONE.findall(told).count(_MEMOIZE)
+def kept(told: bytes, memo: int) -> More:
+    """What is kept of further fields as they are written: nothing of those that put nothing into the memo.
+
+    Raises:
+        Unusual: they fetch an entry that the memo, so long before them, does not have yet.
+    """
+    memos = 0
+    for op in ONE.findall(told):
+        memos += op == _MEMOIZE
+        if op[:1] in (b"h", b"j") and int.from_bytes(op[1:], "little") >= memo + memos:
+            raise Unusual
     return More(b"(" + told + b"1" if memos else b"", memos)
 
 
