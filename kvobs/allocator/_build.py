@@ -1,4 +1,4 @@
-"""The C++ core as a shared library: compiled with the system's compiler at first use, and kept in the user's cache."""
+"""kvobs's C++ as shared libraries: compiled with the system's compiler at first use, and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).resolve().parent / "native"
-MAIN = "core.cpp"
 FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_SECONDS = 300.0
@@ -26,8 +26,27 @@ class BuildError(Exception):
     """One sentence: why there is no library."""
 
 
-def library(compilers: Sequence[str] = COMPILERS, directories: Sequence[Path] | None = None) -> ctypes.CDLL:
-    """The library, from the cache or compiled now (about 3 s).
+class Unit(NamedTuple):
+    """One library: what it is called in sentences, its main file, the directories of its sources, and its flags.
+
+    ``depends`` is what else decides what is compiled: the version of a library whose headers are included, say.
+    """
+
+    name: str
+    main: str
+    sources: tuple[Path, ...]
+    flags: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+
+
+def core_unit() -> Unit:
+    """The allocator core, which needs nothing but the compiler."""
+    return Unit("the core", "core.cpp", (SOURCES,))
+
+
+def library(compilers: Sequence[str] = COMPILERS, directories: Sequence[Path] | None = None,
+            unit: Unit | None = None) -> ctypes.CDLL:
+    """The library, from the cache or compiled now (the core: about 3 s).
 
     Raises:
         BuildError: there is no compiler, it failed, or no directory is fit to keep the library in.
@@ -35,18 +54,19 @@ def library(compilers: Sequence[str] = COMPILERS, directories: Sequence[Path] | 
     compiler = next((found for found in map(shutil.which, compilers) if found), None)
     if compiler is None:
         raise BuildError(f"There is no C++ compiler ({', '.join(compilers)}) on the PATH.")
-    name = f"{_fingerprint(compiler)}.so"
+    unit = unit or core_unit()
+    name = f"{_fingerprint(compiler, unit)}.so"
     problems: list[str] = []
     for directory in cache_directories() if directories is None else directories:
         try:
-            return _load(compiler, _private(directory) / name)
+            return _load(compiler, _private(directory) / name, unit)
         except OSError as error:
             problems.append(f"{directory}: {error.strerror or error}")
-    raise BuildError(f"No directory is fit to keep the compiled core in ({'; '.join(problems) or 'none is known'}).")
+    raise BuildError(f"No directory is fit to keep {unit.name} in ({'; '.join(problems) or 'none is known'}).")
 
 
 def cache_directories() -> list[Path]:
-    """Where a compiled core may be kept, the best first: the user's cache, else one of this user in the temporary
+    """Where compiled libraries may be kept, the best first: the user's cache, else one of this user in the temporary
     directory.
     """
     found = [Path(tempfile.gettempdir()) / f"kvobs-native-{os.getuid()}"]
@@ -59,8 +79,8 @@ def cache_directories() -> list[Path]:
     return [Path(base) / "kvobs" / "native", *found]
 
 
-def compile_core(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
-    """Compile the core into ``target``, which appears at once and whole.
+def compile_unit(compiler: str, target: Path, unit: Unit, flags: Sequence[str] = FLAGS) -> None:
+    """Compile a library into ``target``, which appears at once and whole.
 
     Raises:
         BuildError: the compiler failed; its first complaint.
@@ -69,10 +89,11 @@ def compile_core(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> N
     handle, unfinished = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
     os.close(handle)
     try:
-        done = subprocess.run([compiler, *flags, "-o", unfinished, str(SOURCES / MAIN)], capture_output=True,
-                              stdin=subprocess.DEVNULL, timeout=COMPILE_SECONDS, check=False)
+        command = [compiler, *flags, "-o", unfinished, str(unit.sources[0] / unit.main), *unit.flags]
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=COMPILE_SECONDS,
+                              check=False)
         if done.returncode:
-            raise BuildError(f"{compiler} could not compile the core: {_first_complaint(done.stderr)}")
+            raise BuildError(f"{compiler} could not compile {unit.name}: {_first_complaint(done.stderr)}")
         with open(unfinished, "r+b") as file:  # behind what the loader looks at
             digest = hashlib.file_digest(file, "sha256").digest()
             file.write(digest)
@@ -90,7 +111,7 @@ def _first_complaint(errors: bytes) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it said nothing")
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, unit: Unit) -> str:
     """What the compiled code depends on: the sources, how and by whom they are compiled, and for which machine."""
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=30.0,
@@ -98,19 +119,22 @@ def _fingerprint(compiler: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{compiler} does not run: {error}.") from None
     digest = hashlib.sha256()
-    for part in _parts(compiler, version):
+    for part in _parts(compiler, version, unit):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:32]
 
 
-def _parts(compiler: str, version: bytes) -> Iterator[bytes]:
+def _parts(compiler: str, version: bytes, unit: Unit) -> Iterator[bytes]:
     yield from (" ".join(FLAGS).encode(), os.fsencode(compiler), version, platform.machine().encode())
+    yield os.fsencode(unit.main)
+    yield from map(os.fsencode, (*unit.flags, *unit.depends))
     try:
-        for source in sorted(SOURCES.glob("*.[hc]pp")) + sorted(SOURCES.glob("*.h")):
-            yield os.fsencode(source.name)
-            yield source.read_bytes()
+        for directory in unit.sources:
+            for source in sorted(directory.glob("*.[hc]pp")) + sorted(directory.glob("*.h")):
+                yield os.fsencode(source.name)
+                yield source.read_bytes()
     except OSError as error:
-        raise BuildError(f"The core's sources cannot be read: {error}.") from None
+        raise BuildError(f"The sources of {unit.name} cannot be read: {error}.") from None
 
 
 def _private(directory: Path) -> Path:
@@ -126,13 +150,13 @@ def _private(directory: Path) -> Path:
     return directory
 
 
-def _load(compiler: str, path: Path) -> ctypes.CDLL:
+def _load(compiler: str, path: Path, unit: Unit) -> ctypes.CDLL:
     if _trusted(path) and _whole(path):
         try:
             return ctypes.CDLL(str(path))
         except OSError:
             path.unlink()  # of another system, for instance
-    compile_core(compiler, path)
+    compile_unit(compiler, path, unit)
     if not _trusted(path):
         raise PermissionError("the library there is not this user's")
     return ctypes.CDLL(str(path))

@@ -56,7 +56,7 @@ def test_a_library_that_cannot_be_trusted_is_compiled_anew(counting: Path, tmp_p
     """A cached file that is damaged, or that somebody else could have written, is replaced and never loaded."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
-    path = cache / f"{_build._fingerprint(str(counting))}.so"
+    path = cache / f"{_build._fingerprint(str(counting), _build.core_unit())}.so"
     shutil.copy(counting, path)  # no library: loading it would fail
     path.chmod(0o700)
     if damage == "cut short":
@@ -133,14 +133,14 @@ def test_another_compiler_or_source_is_another_library(counting: Path, tmp_path:
     other, sources = tmp_path / "other-c++", tmp_path / "native"
     shutil.copy(counting, other)
     shutil.copytree(_build.SOURCES, sources)
-    names = {_build._fingerprint(str(counting)), _build._fingerprint(str(other))}
+    names = {_build._fingerprint(str(path), _build.core_unit()) for path in (counting, other)}
     monkeypatch.setattr(_build, "SOURCES", sources)
-    assert _build._fingerprint(str(counting)) in names
+    assert _build._fingerprint(str(counting), _build.core_unit()) in names
     with open(sources / "alloc.hpp", "a") as header:
         header.write("// changed\n")
-    names.add(_build._fingerprint(str(counting)))
+    names.add(_build._fingerprint(str(counting), _build.core_unit()))
     monkeypatch.setattr(_build, "FLAGS", (*_build.FLAGS, "-g"))
-    names.add(_build._fingerprint(str(counting)))
+    names.add(_build._fingerprint(str(counting), _build.core_unit()))
     assert len(names) == 4
 
 
@@ -196,7 +196,7 @@ def test_sanitized(tmp_path: Path) -> None:
     target = tmp_path / "sanitized.so"
     flags = (*_build.FLAGS, "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
              "-D_GLIBCXX_DEBUG", "-Wall", "-Wextra", "-Werror")
-    _build.compile_core(COMPILER, target, flags)
+    _build.compile_unit(COMPILER, target, _build.core_unit(), flags)
     done = run_child([sys.executable, "-m", "tests.sanitized", target], cwd=ROOT, timeout=300, env=child_environment(
         LD_PRELOAD=" ".join(runtimes), ASAN_OPTIONS="detect_leaks=0", UBSAN_OPTIONS="print_stacktrace=1"))
     assert (done.stdout, done.stderr, done.returncode) == ("every program ran\n", "", 0)
