@@ -161,6 +161,31 @@ class AllocatorState(msgspec.Struct, frozen=True, gc=False):
     largest_free_bytes: int | None
 
 
+class MemoryMap(msgspec.Struct, frozen=True, gc=False):
+    """Segments and blocks of one device's allocator, as a snapshot listed them while somebody looked.
+
+    ``packed`` is the state as ``kvobs.allocator.memory_map`` packs it; its blocks point into ``holders``, each (kind,
+    name, cache id), and one that points nowhere has an unknown holder. The figures beside are the allocator's own
+    statistics, which the metrics of this poll have too; an absent one is not kept here. ``steady`` says that they
+    were the same before and after the snapshot: then the map is of that one moment. ``duration_ns`` is what it took,
+    ``every_ns`` how long there is no other one because of it, ``settings`` the allocator's settings in effect.
+    """
+
+    t_ns: int
+    device: str
+    duration_ns: int
+    every_ns: int
+    steady: bool
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int | None
+    requested_bytes: int | None
+    segments: int | None
+    settings: str
+    holders: tuple[tuple[str, str, int | None], ...]
+    packed: bytes
+
+
 class OutOfMemory(msgspec.Struct, frozen=True, gc=False):
     """An engine call ended in an out-of-memory error (which passed on unchanged)."""
 
@@ -261,7 +286,7 @@ class Availability(msgspec.Struct, frozen=True, gc=False):
 
 Event = (
     Step | Migration | Rewrite | Resized | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory
-    | HookFailed | Attention | CacheUpdates | Poll | FlightRecord | Availability
+    | HookFailed | Attention | CacheUpdates | Poll | FlightRecord | MemoryMap | Availability
 )
 Emit = Callable[[Event], None]
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kvobs import model
+from kvobs.allocator.memory_map import pack
+from kvobs.allocator.state import Block, Segment
 
+MAPPED = (Segment(1 << 40, 4 << 20, 0, 0, False, False, (
+    Block(1 << 40, 3 << 20, (3 << 20) - 100, 2, 0), Block((1 << 40) + (3 << 20), 1 << 20, 0, 0))),)
 ORIGIN = model.Origin("transformers", "tiny", "DynamicCache", "cpu", "float32")
 
 
@@ -64,5 +68,7 @@ EXAMPLES: tuple[model.Event, ...] = (
     model.CacheUpdates(11, ORIGIN, 1, "full", (20_000, 30_000)),
     model.Poll(12, "host", 900_000, (("process.memory.usage", (), 4096.0), ("process.paging.faults", ("minor",), 7.0))),
     model.FlightRecord(13, "out_of_memory", "cuda:0", 512, "CUDA out of memory", "[]", "{}"),
+    model.MemoryMap(14, "cuda:0", 2_000_000, 1_000_000_000, True, 4 << 20, 3 << 20, 3 << 20, None, 2, "",
+                    (("kv", "anna", 1), ("weights", "tiny", None)), pack(MAPPED)),
     model.Availability("cuda", False, "There is no CUDA device."),
 )

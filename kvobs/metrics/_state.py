@@ -192,6 +192,9 @@ class Metrics:
     def _fold_flight(self, flight: model.FlightRecord) -> None:
         self._table.add("kvobs.flight.records", (flight.reason,), 1)
 
+    def _fold_map(self, _: model.MemoryMap) -> None:
+        """Nothing: its figures are those of the poll that it came with."""
+
     def _fold_failure(self, failure: model.HookFailed) -> None:
         self._table.add("kvobs.self.hook.failures", (failure.source,), 1)
 
@@ -217,6 +220,7 @@ FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
     model.Poll: Metrics._fold_poll,
     model.OutOfMemory: Metrics._fold_oom,
     model.FlightRecord: Metrics._fold_flight,
+    model.MemoryMap: Metrics._fold_map,
     model.HookFailed: Metrics._fold_failure,
     model.Availability: Metrics._fold_availability,
 }

@@ -137,9 +137,9 @@ class Batch:
 
 _RULES = {name: tuple((index, rule) for index, rule in enumerate(merge_rules(TABLES[name]))
                       if index >= len(TABLES[name].key))
-          for name in ("steps", "blocks", "allocators", "attention")}
+          for name in ("steps", "blocks", "allocators", "attention", "maps")}
 # Kept as the points of their metrics only.
-_AS_POINTS = (model.CacheUpdates, model.Poll)
+_AS_POINTS = (model.AllocationLatencies, model.CacheUpdates, model.Poll)
 
 _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.Step: lambda batch, event: batch._merge("steps", _rows.step_row(event, batch._wall)),
@@ -149,6 +149,7 @@ _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.Allocation: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),
     model.AllocatorState: lambda batch, event: batch._merge("allocators", _rows.allocator_row(event, batch._wall)),
     model.Attention: lambda batch, event: batch._merge("attention", _rows.attention_row(event, batch._wall)),
+    model.MemoryMap: lambda batch, event: batch._merge("maps", _rows.map_row(event, batch._wall)),
     model.FlightRecord: lambda batch, event: batch._append("flights", _rows.flight_row(event, batch._wall)),
     model.Turn: lambda batch, event: batch._append("turns", _rows.turn_row(event, batch._wall)),
     model.Migration: lambda batch, event: batch._append("migrations", _rows.migration_row(event, batch._wall)),
@@ -174,14 +175,14 @@ def pages_for(table: str, rows: list[Row]) -> int:
 def _costs(table: str, rows: list[Row]) -> Iterator[int]:
     """The bytes of each row, index entries included: integers at their longest, text at its longest unless ASCII."""
     kinds = [kind for _, kind in TABLES[table].columns]
-    texts = [index for index, kind in enumerate(kinds) if kind == "TEXT"]
+    texts = [index for index, kind in enumerate(kinds) if kind in ("TEXT", "BLOB")]
     fixed = _ROW_BYTES + 9 * len(kinds) + _INDEX_BYTES * len(TABLES[table].indexes)
     for row in rows:
         size = fixed
         for index in texts:
             text = row[index]
             if text:
-                size += len(text) if text.isascii() else 4 * len(text)
+                size += len(text) if isinstance(text, bytes) or text.isascii() else 4 * len(text)
         yield size
 
 

@@ -62,7 +62,8 @@ def export_parquet(path: Path | str, out_dir: Path | str) -> list[Path]:
 
 
 def _types(pyarrow: Any) -> dict[str, Any]:
-    return {"INTEGER": pyarrow.int64(), "REAL": pyarrow.float64(), "TEXT": pyarrow.string()}
+    return {"INTEGER": pyarrow.int64(), "REAL": pyarrow.float64(), "TEXT": pyarrow.string(),
+            "BLOB": pyarrow.binary()}
 
 
 def _columns(table: str) -> list[tuple[str, str]]:

@@ -251,6 +251,15 @@ class StoreReader:
         return [Stored(row[0], row[1], _rows.flight_of(row[1:])) for row in self.rows(
             "flights", since_wall_ns=since_wall_ns, until_wall_ns=until_wall_ns)]
 
+    def maps(self) -> list[Stored[model.MemoryMap]]:
+        """The newest memory map per process and device."""
+        latest: dict[tuple[str, str], Stored[model.MemoryMap]] = {}
+        for process, *row in self.rows("maps"):
+            known = latest.get((process, row[0]))
+            if known is None or known.wall_ns <= row[1]:
+                latest[process, row[0]] = Stored(process, row[1], _rows.map_of(row))
+        return [latest[key] for key in sorted(latest)]
+
     def availability(self) -> list[Stored[model.Availability]]:
         """The latest fact per process and subject; ``wall_ns`` is when it began to hold."""
         latest: dict[tuple[str, str], Stored[model.Availability]] = {}

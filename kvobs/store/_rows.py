@@ -133,6 +133,19 @@ def flight_row(flight: model.FlightRecord, wall: WallClock) -> Row:
             clip(flight.message), windows, snapshot)
 
 
+def map_row(found: model.MemoryMap, wall: WallClock) -> Row:
+    """All fields of a memory map; the newest one of a device is kept."""
+    return (found.device, wall(found.t_ns), found.t_ns, found.duration_ns, found.every_ns, int(found.steady),
+            found.reserved_bytes, found.allocated_bytes, found.active_bytes, found.requested_bytes, found.segments,
+            clip(found.settings), json.dumps(found.holders), found.packed)
+
+
+def map_of(row: Sequence[Any]) -> model.MemoryMap:
+    """The memory map of a row of the table ``maps``."""
+    holders = tuple((kind, name, cache) for kind, name, cache in json.loads(row[12]))
+    return model.MemoryMap(row[2], row[0], *row[3:5], bool(row[5]), *row[6:12], holders, row[13])
+
+
 def flight_of(row: Sequence[Any]) -> model.FlightRecord:
     """The flight record of a row of the table ``flights``."""
     return model.FlightRecord(*row[1:8])

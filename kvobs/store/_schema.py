@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 2  # 2 brought the tables attention and flights
+SCHEMA_VERSION = 3  # 2 brought the tables attention and flights, 3 the table maps
 APPLICATION_ID = 0x6B764F62  # "kvOb", in the header of every store
 PAGE_BYTES = 4096
 SUFFIX = ".sqlite"
@@ -101,6 +101,11 @@ TABLES: dict[str, Table] = {table.name: table for table in (
     Table(name="flights", since=2, indexes=(("wall_ns",),), columns=(
         *_integers("wall_ns", "t_ns"), *_texts("reason", "device"), *_integers("requested_bytes"),
         *_texts("message", "windows", "snapshot"))),
+    # The newest memory map of each device; packed is what kvobs.allocator.memory_map unpacks, holders is JSON.
+    Table(name="maps", since=3, timed=False, key=("device",), columns=(
+        *_texts("device"), *_integers("wall_ns", "t_ns", "duration_ns", "every_ns", "steady", "reserved_bytes",
+                                      "allocated_bytes", "active_bytes", "requested_bytes", "segments"),
+        *_texts("settings", "holders"), ("packed", "BLOB"))),
     Table(name="availability", timed=False, key=("subject",), columns=(
         *_texts("subject"), *_integers("wall_ns", "available"), *_texts("reason"))),
     # A metric with one attribute set, named once; attributes and bounds are JSON.
