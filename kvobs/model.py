@@ -151,6 +151,18 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     latency_ns: int
 
 
+class AllocationLatencies(msgspec.Struct, frozen=True, gc=False):
+    """How long the requests that an allocator timed took since the last such event of its device, counted natively.
+
+    ``counts`` has one number per bucket of the catalog's ``kvobs.alloc.latency`` (the last above every bound).
+    """
+
+    t_ns: int
+    device: str
+    counts: tuple[int, ...]
+    sum_ns: int
+
+
 class AllocatorState(msgspec.Struct, frozen=True, gc=False):
     """What an allocator held at one instant; ``largest_free_bytes`` is absent where it cannot be known."""
 
@@ -285,8 +297,8 @@ class Availability(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = (
-    Step | Migration | Rewrite | Resized | CacheGone | Blocks | Turn | Allocation | AllocatorState | OutOfMemory
-    | HookFailed | Attention | CacheUpdates | Poll | FlightRecord | MemoryMap | Availability
+    Step | Migration | Rewrite | Resized | CacheGone | Blocks | Turn | Allocation | AllocationLatencies | AllocatorState
+    | OutOfMemory | HookFailed | Attention | CacheUpdates | Poll | FlightRecord | MemoryMap | Availability
 )
 Emit = Callable[[Event], None]
 

@@ -97,8 +97,9 @@ class Instruments:
             key = (seen.trace_id, seen.span_id, seen.sampled)
             if key != latest:
                 latest, context = key, span_context(*key)
-            self._histograms[seen.row.name].record(
-                seen.value, dict(zip(seen.row.attributes, seen.attributes, strict=True)), context=context)
+            attributes = dict(zip(seen.row.attributes, seen.attributes, strict=True))
+            for _ in range(seen.times):  # an instrument has no way to take a number of equal values
+                self._histograms[seen.row.name].record(seen.value, attributes, context=context)
 
     def _reader(self, row: Row) -> Callable[[CallbackOptions], Iterable[Point]]:
         def read(_: CallbackOptions) -> list[Point]:

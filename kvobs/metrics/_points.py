@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from kvobs.catalog import BY_NAME, ROWS, Row
+from kvobs.metrics._counted import representatives
 from kvobs.model import Turn
 
 Attributes = tuple[str, ...]
@@ -43,6 +44,11 @@ class Histogram:
         if exemplar is not None:
             self.exemplars[index] = exemplar
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add values that were counted elsewhere: how many per bucket, and their sum."""
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.total += total
+
     def copy(self) -> Histogram:
         """A copy that later observations do not change."""
         other = Histogram(self.bounds)
@@ -54,7 +60,7 @@ Value = int | float | Histogram
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
-    """One histogram observation, for exporters that must record it themselves."""
+    """A value observed ``times`` times by a histogram, for exporters that must record it themselves."""
 
     row: Row
     attributes: Attributes
@@ -62,6 +68,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     trace_id: str
     span_id: str
     sampled: bool
+    times: int = 1
 
 
 class PointTable:
@@ -82,11 +89,7 @@ class PointTable:
 
     def observe(self, name: str, attributes: Attributes, value: float, turn: Turn | None = None) -> None:
         """Count a value in a histogram, with the turn's trace as its exemplar."""
-        row = BY_NAME[name]
-        key = self._admit(name, attributes)
-        histogram = self.points[name].get(key)
-        if not isinstance(histogram, Histogram):
-            histogram = self.points[name][key] = Histogram(row.buckets)
+        row, key, histogram = self._histogram(name, attributes)
         exemplar = None
         if turn is not None and turn.sampled and turn.trace_id:
             exemplar = Exemplar(turn.trace_id, turn.span_id, value, self._wall())
@@ -94,6 +97,14 @@ class PointTable:
         if len(self.pending) < PENDING:
             self.pending.append(Observation(row, key, value, turn.trace_id if turn else "",
                                             turn.span_id if turn else "", bool(turn and turn.sampled)))
+
+    def observe_counts(self, name: str, attributes: Attributes, counts: Sequence[int], total: float) -> None:
+        """Add values that were counted elsewhere, by the row's buckets, to a histogram."""
+        row, key, histogram = self._histogram(name, attributes)
+        histogram.add(counts, total)
+        for value, times in representatives(row.buckets, counts, total):
+            if len(self.pending) < PENDING:
+                self.pending.append(Observation(row, key, value, "", "", False, times))
 
     def put(self, name: str, attributes: Attributes, value: float) -> None:
         """Set a gauge's point; one that folds into 'other' joins it as the row aggregates across ranks."""
@@ -122,6 +133,13 @@ class PointTable:
     def total(self, name: str) -> float:
         """The sum over a counter's points, or over the sums of a histogram's."""
         return sum(value.total if isinstance(value, Histogram) else value for value in self.points[name].values())
+
+    def _histogram(self, name: str, attributes: Attributes) -> tuple[Row, Attributes, Histogram]:
+        row, key = BY_NAME[name], self._admit(name, attributes)
+        histogram = self.points[name].get(key)
+        if not isinstance(histogram, Histogram):
+            histogram = self.points[name][key] = Histogram(row.buckets)
+        return row, key, histogram
 
     def _admit(self, name: str, attributes: Attributes) -> Attributes:
         points = self.points[name]

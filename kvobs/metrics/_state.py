@@ -178,6 +178,10 @@ class Metrics:
         self._table.observe("kvobs.alloc.latency", (allocation.device,), allocation.latency_ns / SECOND)
         self._window("allocation", (allocation.device,), allocation.t_ns, allocation.latency_ns)
 
+    def _fold_latencies(self, latencies: model.AllocationLatencies) -> None:
+        self._table.observe_counts("kvobs.alloc.latency", (latencies.device,), latencies.counts,
+                                   latencies.sum_ns / SECOND)
+
     def _fold_allocator(self, state: model.AllocatorState) -> None:
         self._allocators.state(state)
         self._windows.push_state(state, self._table)
@@ -216,6 +220,7 @@ FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
     model.Attention: Metrics._fold_attention,
     model.CacheUpdates: Metrics._fold_updates,
     model.Allocation: Metrics._fold_allocation,
+    model.AllocationLatencies: Metrics._fold_latencies,
     model.AllocatorState: Metrics._fold_allocator,
     model.Poll: Metrics._fold_poll,
     model.OutOfMemory: Metrics._fold_oom,

@@ -37,6 +37,10 @@ TABLE = {
     "gen_ai.client.token.usage": ("histogram", "{token}", "gen_ai_client_token_usage"),
     "kvobs.out_of_memory": ("counter", "{error}", "kvobs_out_of_memory_total"),
     "kvobs.alloc.latency": ("histogram", "s", "kvobs_alloc_latency_seconds"),
+    "kvobs.alloc.operations": ("counter", "{operation}", "kvobs_alloc_operations_total"),
+    "kvobs.alloc.io": ("counter", "By", "kvobs_alloc_io_bytes_total"),
+    "kvobs.alloc.slow": ("counter", "{allocation}", "kvobs_alloc_slow_total"),
+    "kvobs.alloc.interval": ("gauge", "{allocation}", "kvobs_alloc_interval"),
     "kvobs.allocator.usage": ("gauge", "By", "kvobs_allocator_usage_bytes"),
     "kvobs.window.fragmentation": ("gauge", "1", "kvobs_window_fragmentation_ratio"),
     "kvobs.window.largest_free": ("gauge", "By", "kvobs_window_largest_free_bytes"),
@@ -176,7 +180,8 @@ def test_the_objective_is_a_boundary() -> None:
 # What every rank of a machine sees alike, and states of which the sum says nothing.
 SEEN_BY_ALL = ("hw.", "system.", "kvobs.host.hugepages", "kvobs.host.numa.", "kvobs.host.pressure",
                "kvobs.host.cgroup.", "kvobs.device.memory")
-STATES = {"kvobs.availability", "kvobs.allocator.setting", "kvobs.attention.interval", "kvobs.self.throttle"}
+STATES = {"kvobs.availability", "kvobs.alloc.interval", "kvobs.allocator.setting", "kvobs.attention.interval",
+          "kvobs.self.throttle"}
 
 
 def test_only_what_adds_up_sums_over_ranks() -> None:
