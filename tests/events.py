@@ -61,6 +61,7 @@ EXAMPLES: tuple[model.Event, ...] = (
     blocks(),
     turn(),
     model.Allocation(7, "cuda:0", 512, 300_000),
+    model.AllocationLatencies(7, "cpu", (0, 3, 1, *13 * (0,), 1), 2_600_041_000),
     model.AllocatorState(8, "cuda:0", 2_000_000, 1_500_000, 400_000),
     model.OutOfMemory(9, ORIGIN, "anna", "out of memory"),
     model.HookFailed(10, "transformers", "Cache.update", "ValueError: no"),
