@@ -1,4 +1,4 @@
-"""A CUDA device whose allocator is the twin, and caches that lie in its blocks and grow as transformers' do."""
+"""A device whose allocator is the twin, and caches that lie in its blocks and grow as transformers' do."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ class Cache:
 class Accelerator(FakeTorch):
     """A torch with one device of ``capacity`` bytes, which ``twin`` serves."""
 
-    def __init__(self, capacity: int, settings: Settings | None = None) -> None:
-        super().__init__()
+    def __init__(self, capacity: int, settings: Settings | None = None, kind: str = "cuda") -> None:
+        super().__init__(kind=kind)
+        self.device = f"{kind}:0"
         self.capacity = capacity
         self.twin = RecordingAllocator(settings, self.capacity, max_entries=1, space=1 << 42)
-        self.cuda.mem_get_info = self._info
         self.share = 1.0
-        self.cuda.get_per_process_memory_fraction = lambda index: self.share
+        getattr(self, kind).get_per_process_memory_fraction = lambda index: self.share
 
     def cache(self, layers: int, rows: int, row_bytes: int, stream: int = 0, *, sliding: bool = False) -> Cache:
         """A new cache, whose K and V are allocated now."""
         size = rows * row_bytes
-        return Cache([Layer(*(Tensor(self.twin.alloc(size, stream), rows, row_bytes) for _ in "kv"), sliding=sliding)
-                      for _ in range(layers)])
+        return Cache([Layer(*(Tensor(self.twin.alloc(size, stream), rows, row_bytes, self.device) for _ in "kv"),
+                            sliding=sliding) for _ in range(layers)])
 
     def step(self, caches: list[Cache], stream: int = 0) -> tuple[list[Verdict | None], RecordingAllocator]:
         """What a copy of the allocator does with the next step of each cache, per request; None is out of memory."""

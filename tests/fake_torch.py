@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -48,6 +48,13 @@ def segment(*blocks: tuple[int, str], device: int = 0, stream: int = 0, pool: tu
     return {"device": device, "stream": stream, "segment_pool_id": pool, "segment_type": kind,
             "is_expandable": expandable, "address": 0, "total_size": sum(size for size, _ in blocks),
             "blocks": [{"address": 0, "size": size, "requested_size": size, "state": state} for size, state in blocks]}
+
+
+class Timed(NamedTuple):
+    """Allocations by bucket of their latency, and its sum."""
+
+    counts: tuple[int, ...]
+    sum_ns: int
 
 
 class FakeGraph:
@@ -91,7 +98,43 @@ class FakeTorch:
             is_initialized=lambda: self.ready and not self.forked, _is_in_bad_fork=lambda: self.forked,
             _queued_calls=[(self.host_call, [])], _initialization_lock=threading.Lock(), _lazy_call=self._lazy_call,
             graphs=SimpleNamespace(CUDAGraph=type("CUDAGraph", (FakeGraph,), dict(vars(FakeGraph)))),
-            memory=SimpleNamespace(memory_snapshot=self._snapshot))
+            memory=SimpleNamespace(memory_snapshot=self._snapshot), mem_get_info=self._info)
+        self.virtual_observers: list[Callable[[int, int, int, int], None]] = []
+        if kind == "vgpu":
+            self.vgpu = self._virtual()
+
+    def without_cuda(self) -> FakeTorch:
+        """Make it a build for the CPU, which has none of CUDA's functions in C."""
+        for name in [name for name in vars(self._C) if name.startswith("_cuda_")]:
+            delattr(self._C, name)
+        return self
+
+    def register(self) -> None:
+        """The host registers a virtual GPU, which is the accelerator from then on."""
+        self.kind, self.ready, self.vgpu = "vgpu", True, self._virtual()
+
+    def _virtual(self) -> SimpleNamespace:
+        """The module of a registered accelerator: the names of ``torch.cuda``, and what only a virtual GPU tells."""
+        self.copied: dict[tuple[str, str], tuple[int, int]] = {}
+        self.timed: dict[int, Timed] = {}
+        self.largest: dict[int, int] = {}
+        self.profile: str | None = None
+        self.stream = 0
+        return SimpleNamespace(
+            memory_snapshot=self._snapshot, mem_get_info=self._info, is_history_enabled=lambda: self.history,
+            current_stream=lambda index: SimpleNamespace(stream_id=self.stream),
+            attach_out_of_memory_observer=self.virtual_observers.append,
+            detach_out_of_memory_observer=self._detach,
+            copies=lambda: dict(self.copied), latency_profile=lambda: self.profile,
+            largest_free=lambda index: self.largest.get(index, 0),
+            allocation_latencies=lambda index, bounds_ns: self.timed.get(index, Timed((0,) * (len(bounds_ns) + 1), 0)))
+
+    def _detach(self, observer: Callable[[int, int, int, int], None]) -> None:
+        at = next(at for at, found in enumerate(self.virtual_observers) if found is observer)
+        del self.virtual_observers[at]
+
+    def _info(self, index: int) -> tuple[int, int]:
+        return GiB, 80 * GiB
 
     def host_call(self) -> None:
         """Something that the host itself had queued for CUDA."""
@@ -105,7 +148,7 @@ class FakeTorch:
 
     def run_out(self, device: int = 0, requested: int = 2 * GiB) -> None:
         """An allocation fails for good: the observers are called as the allocator calls them."""
-        for observer in list(self.observers):
+        for observer in list(self.virtual_observers if self.kind == "vgpu" else self.observers):
             observer(device, requested, 80 * GiB, 100 * MiB)
 
     def _lazy_call(self, call: Callable[[], None]) -> None:

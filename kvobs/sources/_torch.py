@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,27 +14,27 @@ from kvobs.model import AllocatorState, Availability, Emit, Event, Poll
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources._torch_capture import Captures
+from kvobs.sources._torch_extras import Extras
 from kvobs.sources._torch_handle import CUDA, Torch
 from kvobs.sources._torch_oom import OomObserver
 from kvobs.sources._torch_stats import ASYNC, NATIVE, Readings, read, settings, touched
-from kvobs.sources._torch_verdict import FAILED, verdicts
+from kvobs.sources._torch_verdict import FAILED, UNLISTED, verdicts
 
 SOURCE = "torch"
-LARGEST = "torch: largest free block"
 SPLIT = "torch: inactive split blocks"
 COUNTS = "torch: blocks and counters"
 SETTINGS = "torch: allocator settings"
 ERRORS = "torch: out-of-memory records"
+VERDICTS = "torch: verdicts"
 NOT_IMPORTED = "torch has not been imported in this process."
 NO_ACCELERATOR = "This torch has no accelerator; what CPU tensors use is told by the source heap."
 NOT_YET = "The host has not used the accelerator yet, and kvobs never initialises it."
 FORKED = "This process was forked after its parent had initialised the accelerator, which cannot be used here."
 CAPTURING = "A CUDA graph is being captured, and nothing is read meanwhile."
-ONLY_SNAPSHOT = "Only a snapshot of the allocator tells it, which is too expensive to take once a second."
 EXPANDABLE = "With expandable segments the allocator's figure has no meaning."
 ASYNC_ONLY = "The back end cudaMallocAsync tells reserved and allocated bytes only."
 FROM_ENVIRONMENT = "This torch does not tell its settings, so they are the environment's; later changes are not seen."
-ONLY_CUDA = "Only CUDA's native allocator tells of its errors."
+NO_OBSERVER = "This torch tells nobody of the allocator's errors."
 _MOST_DEVICES = 64
 _log = logging.getLogger("kvobs")
 
@@ -47,13 +48,16 @@ class TorchSource:
         self._bus, self._injected = bus, torch
         self._forecast: Callable[[], Forecast] = Forecast
         self._cancel: Callable[[], None] | None = None
+        self._attaching = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
         self._patches: Patches | None = None
+        self._module: Any = None
         self._torch: Torch | None = None
         self._captures: Captures | None = None
-        self._observer: OomObserver | None = None
+        self._observers: dict[str, OomObserver] = {}
+        self._extras: Extras | None = None
         self._forked, self._expandable = False, False
         self._facts: list[Availability] | None = None
 
@@ -81,31 +85,47 @@ class TorchSource:
             captures = Captures(self._patches)
             if handle.built_with_cuda():
                 captures.install(torch.cuda.graphs.CUDAGraph)
-                self._observer = OomObserver(torch, self._emit, lambda: self._bus.active, captures.running,
-                                             forecast=self._forecast)
-                self._observer.start()
-            self._captures, self._torch = captures, handle
+            self._module, self._captures, self._torch = torch, captures, handle
+            if handle.built_with_cuda():
+                self._observe(CUDA)
+            kind = handle.in_use()
+            if kind is not None:
+                self._observe(kind)
         except Exception as error:
             _log.warning("kvobs: torch's allocator could not be observed (%s: %s); the process is not affected.",
                          type(error).__name__, error)
+
+    def _observe(self, kind: str) -> Extras:
+        """Listen to the errors of a kind from the moment it is there (before a CUDA device is used), once."""
+        with self._attaching:
+            captures = self._captures
+            if captures is not None and kind not in self._observers:
+                self._observers[kind] = OomObserver(self._module, self._emit, lambda: self._bus.active,
+                                                    captures.running, forecast=self._forecast, kind=kind)
+                self._observers[kind].start()
+            if self._extras is None or self._extras.kind != kind:
+                self._extras = Extras(kind, getattr(self._module, kind, None))
+            return self._extras
 
     def uninstall(self) -> None:
         """Read and listen no more, and put torch's own methods back."""
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
-        if self._observer is not None:
-            self._observer.stop()
-        if self._patches is not None:
-            self._patches.restore()
-        self._forget()
+        with self._attaching:
+            for observer in self._observers.values():
+                observer.stop()
+            if self._patches is not None:
+                self._patches.restore()
+            self._forget()
 
     def after_fork_in_child(self) -> None:
         """Never touch an accelerator that the parent had initialised: its locks and context are the parent's."""
         if self._patches is not None:
             self._patches.after_fork_in_child()
-        if self._observer is not None:
-            self._observer.after_fork_in_child()
+        self._attaching = threading.Lock()
+        for observer in self._observers.values():
+            observer.after_fork_in_child()
         self._forked = self._torch is not None and self._torch.inherited()
         self._facts = None
 
@@ -151,17 +171,18 @@ class TorchSource:
                 return _absent(NO_ACCELERATOR)
             if not self._torch.initialised(kind):
                 return _absent(NOT_YET)
+            extras = self._observe(kind)
             backend = self._torch.backend(kind)
             if backend not in (NATIVE, ASYNC):
                 return _absent(f"The allocator back end {backend} tells no statistics.")
             if self._captures is not None and self._captures.running():
                 return _absent(CAPTURING)
-            return self._read(self._torch, now_ns, began, kind, backend)
+            return self._read(self._torch, extras, now_ns, began, kind, backend)
         except Exception as error:
             return _absent(f"The back end {kind or 'unknown'} does not tell the statistics of a caching allocator "
                            f"({type(error).__name__}).")
 
-    def _read(self, torch: Torch, now_ns: int, began: int, kind: str,
+    def _read(self, torch: Torch, extras: Extras, now_ns: int, began: int, kind: str,
               backend: str) -> tuple[list[Event], list[Availability]]:
         text, told = torch.settings()
         pairs = settings(text)
@@ -169,6 +190,7 @@ class TorchSource:
         self._expandable = self._expandable or ("expandable_segments", "True") in pairs
         events: list[Event] = []
         readings: Readings = tuple(("kvobs.allocator.setting", pair, 1.0) for pair in pairs)
+        readings += extras.profile() + extras.copies()
         for index in range(min(torch.device_count(), _MOST_DEVICES)):
             stats = torch.stats(index)
             if touched(stats):
@@ -176,20 +198,24 @@ class TorchSource:
                 readings += found.readings
                 if found.reserved_bytes is not None and found.allocated_bytes is not None:
                     events.append(AllocatorState(now_ns, found.device, found.reserved_bytes, found.allocated_bytes,
-                                                 None))
+                                                 extras.largest_free(index)))
+                timed = extras.latencies(now_ns, index)
+                events += [timed] if timed is not None else []
         events.append(Poll(now_ns, SOURCE, time.perf_counter_ns() - began, readings))
-        return events, self._seen(kind, backend, told)
+        return events, self._seen(torch, extras, backend, told)
 
-    def _seen(self, kind: str, backend: str, told: bool) -> list[Availability]:
-        silent = ONLY_CUDA if kind != CUDA or self._observer is None else self._observer.reason
+    def _seen(self, torch: Torch, extras: Extras, backend: str, told: bool) -> list[Availability]:
+        observer, unlisted = self._observers.get(extras.kind), torch.unlisted(extras.kind)
+        silent = NO_OBSERVER if observer is None else observer.reason
         return [
             Availability(SOURCE, True, ""),
-            Availability(LARGEST, False, ONLY_SNAPSHOT),
             Availability(SPLIT, not self._expandable and backend == NATIVE,
                          EXPANDABLE if self._expandable else ASYNC_ONLY if backend == ASYNC else ""),
             Availability(COUNTS, backend == NATIVE, ASYNC_ONLY if backend == ASYNC else ""),
             Availability(SETTINGS, True, "" if told else FROM_ENVIRONMENT),
             Availability(ERRORS, not silent, silent),
+            Availability(VERDICTS, not unlisted, UNLISTED.format(why=unlisted) if unlisted else ""),
+            *extras.facts(),
         ]
 
 

@@ -1,5 +1,8 @@
 """What is read of torch, at the names where its versions keep it; nothing here initialises a device.
 
+A kind of accelerator is the type of its devices: ``cuda``, or the name of a registered one such as ``vgpu``, whose own
+functions are sought in ``torch.<kind>`` under the names that they have in ``torch.cuda``.
+
 torch's own exceptions pass through. Statistics of the native CUDA allocator cost one lock and a copy of counters
 (17 us), no call of the driver and no synchronisation; the GIL is held meanwhile, at worst for as long as an engine's
 thread holds that lock in a cudaMalloc.
@@ -11,6 +14,8 @@ import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
+
+from kvobs.sources._torch_stats import NATIVE
 
 CUDA = "cuda"
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -46,13 +51,20 @@ class Torch:
             return True  # torch before 2.9: with CUDA comes its allocator
         raise RuntimeError("This torch does not tell the statistics of other accelerators than CUDA.")
 
+    def in_use(self) -> str | None:
+        """The type of accelerator whose allocator the host has initialised, if there is one that tells statistics."""
+        try:
+            kind = self.accelerator()
+            return kind if kind is not None and self.initialised(kind) else None
+        except (AttributeError, RuntimeError):
+            return None
+
     def inherited(self) -> bool:
         """Asked in a forked child: had the parent initialised its accelerator?"""
         try:
             if self.built_with_cuda() and self._torch.cuda._is_in_bad_fork():
                 return True
-            kind = self.accelerator()
-            return kind is not None and self.initialised(kind)
+            return self.in_use() is not None
         except RuntimeError:
             return False
 
@@ -69,7 +81,7 @@ class Torch:
     def backend(self, kind: str) -> str:
         """The allocator's back end: native, cudaMallocAsync, or another one's name."""
         read = getattr(self._c, "_cuda_getAllocatorBackend", None)
-        return str(read()) if kind == CUDA and read is not None else "native"
+        return str(read()) if kind == CUDA and read is not None else NATIVE
 
     def settings(self) -> tuple[str, bool]:
         """The settings string in effect, and whether the allocator itself told it (else it is the environment's)."""
@@ -78,24 +90,64 @@ class Torch:
             return str(read()), True
         return next((self._environ[name] for name in _VARIABLES if self._environ.get(name)), ""), False
 
-    def free_bytes(self, index: int) -> tuple[int, int | None]:
-        """Bytes that a CUDA device has free, and those that this process may reserve (None: all); asks the driver.
+    def device_module(self, kind: str) -> Any:
+        """``torch.<kind>``, in which a kind of accelerator has its own functions; None where there is none."""
+        return getattr(self._torch, kind, None)
+
+    def unlisted(self, kind: str) -> str:
+        """Why the segments of this kind's allocator cannot be read for a verdict; empty where they can."""
+        backend, module = self.backend(kind), self.device_module(kind)
+        if backend != NATIVE:
+            return f"only a native caching allocator lists its segments, and here there is {backend} of {kind}"
+        if _snapshot(module) is None or not hasattr(module, "mem_get_info"):
+            return f"torch.{kind} does not list its segments and free bytes (memory_snapshot, mem_get_info)"
+        if kind != CUDA and not _bare(module) and self._history(kind) is None:
+            return f"torch.{kind} does not tell whether a memory history is recorded, nor leaves one out of a snapshot"
+        return ""
+
+    def free_bytes(self, kind: str, index: int) -> tuple[int, int | None]:
+        """Bytes that a device has free, and those that this process may reserve (None: all); asks the driver.
 
         Only of a device that the process uses: any other one would get a context.
         """
-        free, total = self._torch.cuda.mem_get_info(index)
-        read = getattr(self._torch.cuda, "get_per_process_memory_fraction", None)
+        module = self.device_module(kind)
+        free, total = module.mem_get_info(index)
+        read = getattr(module, "get_per_process_memory_fraction", None)
         share = float(read(index)) if read is not None else 1.0  # older ones do not tell
         return int(free), int(share * total) if share < 1 else None
 
-    def records_history(self) -> bool:
-        """Does the host record a memory history?"""
-        read = getattr(self._c, "_cuda_isHistoryEnabled", None)
-        return bool(read()) if read is not None else False
+    def records_history(self, kind: str) -> bool:
+        """Does the host record a memory history, as far as torch tells?"""
+        return bool(self._history(kind))
 
-    def segments(self) -> list[Mapping[str, Any]]:
-        """The segments of all CUDA devices, without traces."""
-        read = self._torch.cuda.memory.memory_snapshot
-        bare = {"include_traces": False} if "include_traces" in inspect.signature(read).parameters else {}
-        found: list[Mapping[str, Any]] = read(**bare)
+    def _history(self, kind: str) -> bool | None:
+        read = (getattr(self._c, f"_{kind}_isHistoryEnabled", None)
+                or getattr(self.device_module(kind), "is_history_enabled", None))
+        return bool(read()) if read is not None else None
+
+    def segments(self, kind: str) -> list[Mapping[str, Any]]:
+        """The segments of all devices of a kind, without traces."""
+        module = self.device_module(kind)
+        read: Any = _snapshot(module)
+        found: list[Mapping[str, Any]] = read(include_traces=False) if _bare(module) else read()
         return found
+
+    def current_stream(self, kind: str, index: int) -> int:
+        """The calling thread's current stream of a device, as segments name it; 0 where torch does not tell."""
+        raw = getattr(self._c, f"_{kind}_getCurrentRawStream", None)
+        if raw is not None:
+            return int(raw(index))
+        current = getattr(self.device_module(kind), "current_stream", None)
+        return int(current(index).stream_id) if current is not None else 0
+
+
+def _snapshot(module: Any) -> Any:
+    return getattr(getattr(module, "memory", None), "memory_snapshot", None) or getattr(module, "memory_snapshot", None)
+
+
+def _bare(module: Any) -> bool:
+    """Can a snapshot leave the traces out?"""
+    try:
+        return "include_traces" in inspect.signature(_snapshot(module)).parameters
+    except ValueError:  # a function of C that does not tell its parameters
+        return False

@@ -1,7 +1,6 @@
-"""What the CUDA allocator held when it ran out of memory.
+"""What an accelerator's allocator held when it ran out of memory.
 
-torch's out-of-memory observers cannot be detached, so one trampoline per process is attached for good, which asks who
-listens now. It runs in the allocating thread after the allocator's lock was released, before the error is raised; an
+The observer runs in the allocating thread after the allocator's lock was released, before the error is raised; an
 exception from it would replace that error, so none leaves it. At most one error per second and six per minute are
 recorded; the next record says how many were not.
 """
@@ -12,7 +11,6 @@ import json
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +20,7 @@ from kvobs.allocator.next_step import next_step, told
 from kvobs.flight import Ration
 from kvobs.model import Emit, FlightRecord, HookFailed
 from kvobs.sources._torch_handle import CUDA, Torch
+from kvobs.sources._torch_listen import Listener
 from kvobs.sources._torch_segments import summary
 from kvobs.sources._torch_stats import blocks
 
@@ -30,72 +29,45 @@ MOST_BLOCKS = 50_000  # 65 ms to sum up, beside torch's own time to list them
 MOST_JUDGED = 10_000  # blocks: a verdict takes about 10 us per block
 MOST_WORK = 300_000  # requests of the next step times blocks: 0.2 s
 SNAPSHOT_LIMIT = 48_000  # ASCII characters, of which a verdict takes about 3,000, and the next step's as many
-WAITING = "Out-of-memory errors are told once the host has initialised CUDA."
 CAPTURING = "No snapshot: a CUDA graph was being captured."
+UNLISTED = "No snapshot: {why}."
 HISTORY = "No snapshot: the host records a memory history, whose stacks it would resolve."
 CROWDED = f"No snapshot: there were more than {MOST_BLOCKS} blocks."
 UNJUDGED = f"There were more than {MOST_JUDGED} blocks."
-_QUEUE_S = 1.0
 _HOOK = "out_of_memory_observer"
 _log = logging.getLogger("kvobs")
-_listening: weakref.ref[OomObserver] | None = None
-_attached: list[Any] = []  # torch modules that call the trampoline for the rest of the process
-
-
-def _trampoline(device: int, requested: int, allowed: int, free: int) -> None:
-    observer = _listening() if _listening is not None else None
-    if observer is not None:
-        observer.ran_out(device, requested, allowed, free)
 
 
 class OomObserver:
-    """Makes a flight record of an out-of-memory error. ``reason`` says why it cannot, and is empty when it can."""
+    """Makes a flight record of an out-of-memory error of a kind of accelerator, from ``start`` to ``stop``."""
 
     def __init__(self, torch: Any, emit: Emit, active: Callable[[], bool], capturing: Callable[[], bool],
-                 clock: Callable[[], int] = time.monotonic_ns, forecast: Callable[[], Forecast] = Forecast) -> None:
+                 clock: Callable[[], int] = time.monotonic_ns, forecast: Callable[[], Forecast] = Forecast,
+                 kind: str = CUDA) -> None:
         self._forecast = forecast
-        self._torch, self._handle = torch, Torch(torch)
+        self._kind, self._handle = kind, Torch(torch)
         self._emit, self._active, self._capturing, self._clock = emit, active, capturing, clock
         self._lock = threading.Lock()
         self._ration = Ration(PER_MINUTE)
         self._skipped = 0
-        self._deferred = self._attach  # one object, to be found again in torch's queue
-        self.reason = WAITING
+        self._listener = Listener(torch, kind, self.ran_out)
 
     def start(self) -> None:
-        """Listen; the trampoline is attached right after CUDA is initialised, by whoever initialises it, or now."""
-        global _listening
-        _listening = weakref.ref(self)
-        self._torch.cuda._lazy_call(self._deferred)
+        """Listen from now on, or from when the host initialises CUDA."""
+        self._listener.start()
 
     def stop(self) -> None:
-        """Listen no more; what still waits for CUDA is taken back."""
-        global _listening
-        if _listening is not None and _listening() is self:
-            _listening = None
-        cuda = self._torch.cuda
-        # While torch initialises CUDA it walks this list, which must not change then: the entry does nothing any more.
-        if cuda._initialization_lock.acquire(timeout=_QUEUE_S):
-            try:
-                cuda._queued_calls[:] = [entry for entry in cuda._queued_calls if entry[0] is not self._deferred]
-            finally:
-                cuda._initialization_lock.release()
+        """Listen no more."""
+        self._listener.stop()
+
+    @property
+    def reason(self) -> str:
+        """Why out-of-memory errors are not told; empty when they are."""
+        return self._listener.reason
 
     def after_fork_in_child(self) -> None:
         """A thread of the parent may have held the lock."""
         self._lock = threading.Lock()
-
-    def _attach(self) -> None:
-        """Runs inside torch's initialisation of CUDA, which an exception would break."""
-        try:
-            if _listening is None or _listening() is not self:
-                return
-            if not any(torch is self._torch for torch in _attached):
-                self._torch._C._cuda_attach_out_of_memory_observer(_trampoline)
-                _attached.append(self._torch)
-            self.reason = ""
-        except Exception as error:
-            self.reason = f"The allocator takes no out-of-memory observer ({type(error).__name__})."
 
     def ran_out(self, device: int, requested: int, allowed: int, free: int) -> None:
         """An allocation failed for good: of ``requested`` bytes, with ``free`` bytes free on the device."""
@@ -117,7 +89,7 @@ class OomObserver:
 
     def _record(self, now_ns: int, device: int, requested: int, allowed: int, free: int) -> None:
         skipped, self._skipped = self._skipped, 0
-        name = f"{CUDA}:{device}"
+        name = f"{self._kind}:{device}"
         said = [f"The allocator of {name} could not get {requested} bytes; {free} bytes of the device were free and "
                 f"this process may have {allowed}."]
         snapshot, why = self._snapshot(device, requested, allowed, free)
@@ -130,12 +102,14 @@ class OomObserver:
         """The summary with the verdict in it, or nothing and why."""
         if self._capturing():
             return "", CAPTURING
-        if self._handle.records_history():
+        if unlisted := self._handle.unlisted(self._kind):
+            return "", UNLISTED.format(why=unlisted)
+        if self._handle.records_history(self._kind):
             return "", HISTORY
         held = sum(blocks(self._handle.stats(index)) for index in range(self._handle.device_count()))
         if held > MOST_BLOCKS:
             return "", CROWDED
-        segments = self._handle.segments()
+        segments = self._handle.segments(self._kind)
         unjudged = {"verdict": None, "reason": UNJUDGED}
         judged = {"verdict": unjudged, "next_step": {"estimated": True, **unjudged}} if held > MOST_JUDGED else {
             "verdict": self._verdict(segments, device, requested, allowed, free),
@@ -146,8 +120,7 @@ class OomObserver:
     def _verdict(self, segments: Any, device: int, requested: int, allowed: int, free: int) -> dict[str, Any]:
         """What would become of the request if it was made again; what goes wrong here costs the verdict only."""
         try:
-            raw_stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
-            stream = int(raw_stream(device)) if raw_stream is not None else 0
+            stream = self._handle.current_stream(self._kind, device)
             return retry(segments, self._handle.settings()[0], device, stream, requested, allowed, free)
         except Exception as error:
             return {"verdict": None, "reason": f"It could not be told ({type(error).__name__})."}
@@ -155,16 +128,13 @@ class OomObserver:
     def _next_step(self, segments: Any, device: int, allowed: int, free: int) -> dict[str, Any]:
         """What would become of the next step of the live caches; estimated, and as ``_verdict`` no more than lost."""
         try:
-            return told(next_step(segments, self._handle.settings()[0], f"{CUDA}:{device}", self._forecast(), free,
-                                  allowed, MOST_WORK))
+            name, conf = f"{self._kind}:{device}", self._handle.settings()[0]
+            return told(next_step(segments, conf, name, self._forecast(), free, allowed, MOST_WORK))
         except Exception as error:
             return {"estimated": True, "verdict": None, "reason": f"It could not be told ({type(error).__name__})."}
 
     def _failed(self, error: Exception) -> None:
-        global _listening
-        if _listening is not None and _listening() is self:
-            _listening = None
-        self.reason = f"The observer raised {type(error).__name__} and was detached."
+        self._listener.fail(f"The observer raised {type(error).__name__} and was detached.")
         _log.warning("kvobs: the hook %s of source torch raised %s: %s; it was detached, the process is not affected.",
                      _HOOK, type(error).__name__, error)
         self._emit(HookFailed(self._clock(), "torch", _HOOK, f"{type(error).__name__}: {error}"))

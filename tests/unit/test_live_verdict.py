@@ -19,6 +19,7 @@ from kvobs.allocator.verdict import Verdict
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.sources import _torch as source
+from kvobs.sources import _torch_listen as listen
 from kvobs.sources import _torch_oom as oom
 from kvobs.sources import _torch_verdict as asked
 from kvobs.sources._torch import TorchSource
@@ -32,8 +33,8 @@ ROW = 64 * 1024  # bytes of a token's K in one layer: 320 of them are 20 MiB
 
 @pytest.fixture(autouse=True)
 def _no_trampolines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom, "_attached", [])
-    monkeypatch.setattr(oom, "_listening", None)
+    monkeypatch.setattr(listen, "_attached", [])
+    monkeypatch.setattr(listen, "_listening", {})
 
 
 class Setting:
@@ -169,8 +170,8 @@ def alive(fake: FakeTorch) -> Forecast:
     (lambda: FakeTorch(kind=None), source.NO_ACCELERATOR),
     (lambda: FakeTorch(initialised=False), source.NOT_YET),
     (lambda: FakeTorch(backend="cudaMallocAsync"), "there is cudaMallocAsync of cuda"),
-    (lambda: FakeTorch(kind="xpu"), "there is native of xpu"),
-    (lambda: FakeTorch([unused()]), asked.UNUSED),
+    (lambda: FakeTorch(kind="xpu"), "torch.xpu does not list its segments"),
+    (lambda: FakeTorch([unused()]), asked.UNUSED.format(kind="cuda")),
     (lambda: FakeTorch([stats(active=stat(asked.MOST_BLOCKS))]), asked.CROWDED),
 ])
 def test_where_there_is_no_verdict_the_answer_says_why(setting: Setting, made: Callable[[], FakeTorch],

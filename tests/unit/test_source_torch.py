@@ -12,6 +12,7 @@ from kvobs import model
 from kvobs.bus import Bus
 from kvobs.catalog import BY_NAME
 from kvobs.sources import _torch as source_module
+from kvobs.sources import _torch_extras as extras
 from kvobs.sources._torch import TorchSource
 from kvobs.sources._torch_handle import Torch
 from tests.fake_torch import FakeGraph, FakeTorch, GiB, MiB, stat, stats, unused
@@ -109,11 +110,16 @@ def test_only_devices_that_this_process_used_are_told(installed: Any) -> None:
 
 
 def test_other_accelerators_go_by_their_own_name(installed: Any) -> None:
-    """The device of a registered back end is its type and index; its errors cannot be recorded, and that is said."""
-    fake = FakeTorch(kind="vgpu")
-    source = installed(fake)
-    assert [state.device for state in states(source)] == ["vgpu:0"]
-    assert facts(source)["torch: out-of-memory records"] == (False, source_module.ONLY_CUDA)
+    """The device of a back end is its type and index; what its module of torch lacks is absent with the reason."""
+    source = installed(FakeTorch(kind="xpu"))
+    assert [state.device for state in states(source)] == ["xpu:0"]
+    told = facts(source)
+    assert told["torch: out-of-memory records"] == (False, "torch.xpu takes no out-of-memory observer.")
+    assert told["torch: verdicts"] == (False, "No verdict: torch.xpu does not list its segments and free bytes "
+                                       "(memory_snapshot, mem_get_info).")
+    assert told["torch: allocation latency"] == (False, "torch.xpu does not tell how long its allocations took.")
+    assert told["torch: device copies"] == (False, "torch.xpu does not count its copies between devices.")
+    assert told["torch: largest free block"][0] is False
 
 
 def test_inactive_split_is_absent_with_expandable_segments(installed: Any) -> None:
@@ -226,7 +232,7 @@ def test_the_largest_free_block_is_absent_with_a_reason(installed: Any) -> None:
     """Statistics do not know it, so no state has one, and the reason is told."""
     source = installed(FakeTorch())
     assert [state.largest_free_bytes for state in states(source)] == [None]
-    assert facts(source)["torch: largest free block"] == (False, source_module.ONLY_SNAPSHOT)
+    assert facts(source)["torch: largest free block"] == (False, extras.ONLY_SNAPSHOT)
 
 
 def test_nothing_is_read_while_a_graph_is_captured(installed: Any) -> None:

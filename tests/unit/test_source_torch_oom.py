@@ -14,6 +14,7 @@ import pytest
 
 from kvobs import model
 from kvobs.bus import Bus
+from kvobs.sources import _torch_listen as listen
 from kvobs.sources import _torch_oom as oom
 from kvobs.sources._torch import TorchSource
 from tests.fake_torch import FakeTorch, GiB, MiB, segment, stat, stats
@@ -42,8 +43,8 @@ class Setting:
 
 @pytest.fixture(autouse=True)
 def _no_trampolines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom, "_attached", [])
-    monkeypatch.setattr(oom, "_listening", None)
+    monkeypatch.setattr(listen, "_attached", [])
+    monkeypatch.setattr(listen, "_listening", {})
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_it_waits_for_the_host_to_initialise() -> None:
     """Before the host uses CUDA nothing is attached, which would initialise it; then the very first error is seen."""
     made = Setting(FakeTorch(initialised=False))
     assert made.fake.observers == []
-    assert made.observer.reason == oom.WAITING
+    assert made.observer.reason == listen.WAITING
     made.fake.initialise()
     assert made.observer.reason == ""
     made.run_out()
@@ -141,7 +142,7 @@ def test_what_waits_is_taken_back() -> None:
 
 def test_stopping_while_cuda_is_being_initialised_leaves_the_queue_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch walks its queue under a lock: meanwhile the queue is not changed, and what was queued does nothing."""
-    monkeypatch.setattr(oom, "_QUEUE_S", 0.01)
+    monkeypatch.setattr(listen, "_QUEUE_S", 0.01)
     fake = FakeTorch(initialised=False)
     made = Setting(fake)
     with fake.cuda._initialization_lock:

@@ -12,6 +12,7 @@ from kvobs.allocator.forecast import Demand
 from kvobs.allocator.live import requests_of, retry, state_of
 from kvobs.allocator.settings import MIB, SMALL_SEGMENT, Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING
+from kvobs.sources import _torch_listen as listen
 from kvobs.sources import _torch_oom as oom
 from kvobs.sources.transformers._demand import demands
 from tests.fake_torch import FakeTorch, segment, stat, stats
@@ -81,8 +82,8 @@ def record(fake: FakeTorch, requested: int) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _no_trampolines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom, "_attached", [])
-    monkeypatch.setattr(oom, "_listening", None)
+    monkeypatch.setattr(listen, "_attached", [])
+    monkeypatch.setattr(listen, "_listening", {})
 
 
 def test_a_flight_record_holds_the_verdict() -> None:

@@ -1,0 +1,87 @@
+"""What an accelerator's module of torch may tell beyond torch.cuda: latencies, copies, the largest free block.
+
+Each is a function of ``torch.<kind>``, sought by its name. What is missing or fails costs its own points only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvobs.catalog import BY_NAME
+from kvobs.model import AllocationLatencies, Availability
+from kvobs.sources._torch_stats import Readings
+
+LARGEST = "torch: largest free block"
+LATENCY = "torch: allocation latency"
+COPIES = "torch: device copies"
+ONLY_SNAPSHOT = "Only a snapshot of the allocator tells it, which is too expensive to take once a second."
+UNTIMED = "torch.{kind} does not tell how long its allocations took."
+UNCOUNTED = "torch.{kind} does not count its copies between devices."
+MODELLED = "The time that calls for device memory take is modelled ({profile} profile)."
+FAILED = "torch.{kind}.{function} failed ({error})."
+BOUNDS_NS = tuple(round(bound * 1e9) for bound in BY_NAME["kvobs.alloc.latency"].buckets)
+_SILENT = {"largest_free": (LARGEST, ONLY_SNAPSHOT), "allocation_latencies": (LATENCY, UNTIMED),
+           "copies": (COPIES, UNCOUNTED)}
+
+
+class Extras:
+    """The optional functions of one kind of accelerator."""
+
+    def __init__(self, kind: str, module: Any) -> None:
+        self.kind, self._module = kind, module
+        self._errors: dict[str, str] = {}
+        self._latencies: dict[str, tuple[tuple[int, ...], int]] = {}
+
+    def largest_free(self, index: int) -> int | None:
+        """Bytes of the largest free block of any stream and pool of a device."""
+        found = self._ask("largest_free", index)
+        return None if found is None else int(found)
+
+    def latencies(self, now_ns: int, index: int) -> AllocationLatencies | None:
+        """The allocations of a device that were timed since the last call."""
+        found = self._ask("allocation_latencies", index, BOUNDS_NS)
+        if found is None:
+            return None
+        device, counts, sum_ns = f"{self.kind}:{index}", tuple(found.counts), int(found.sum_ns)
+        before, before_ns = self._latencies.get(device, ((0,) * len(counts), 0))
+        self._latencies[device] = counts, sum_ns
+        new = tuple(count - old for count, old in zip(counts, before, strict=True))
+        if min(new) < 0:  # the accelerator began anew
+            new, before_ns = counts, 0
+        return AllocationLatencies(now_ns, device, new, sum_ns - before_ns) if any(new) else None
+
+    def copies(self) -> Readings:
+        """What was copied from device to device, since the accelerator began to count."""
+        found = self._ask("copies") or {}
+        return tuple(reading for (src, dst), (count, size) in found.items() for reading in (
+            ("kvobs.device.copy.operations", (str(src), str(dst)), float(count)),
+            ("kvobs.device.copy.io", (str(src), str(dst)), float(size))))
+
+    def profile(self) -> Readings:
+        """The profile after which device calls take their time, as a setting; nothing where they take their own."""
+        name = self._ask("latency_profile")
+        return (("kvobs.allocator.setting", ("device_latency", f"modelled: {name} profile"), 1.0),) if name else ()
+
+    def facts(self) -> list[Availability]:
+        """Which of it is told, and why the rest is not."""
+        return [self._fact(function) for function in _SILENT]
+
+    def _fact(self, function: str) -> Availability:
+        subject, silent = _SILENT[function]
+        if not hasattr(self._module, function):
+            return Availability(subject, False, silent.format(kind=self.kind))
+        if error := self._errors.get(function):
+            return Availability(subject, False, FAILED.format(kind=self.kind, function=function, error=error))
+        name = self._ask("latency_profile") if subject == LATENCY else None
+        return Availability(subject, True, MODELLED.format(profile=name) if name else "")
+
+    def _ask(self, function: str, *arguments: object) -> Any:
+        """What the function answers; None where it is missing or fails."""
+        call = getattr(self._module, function, None)
+        try:
+            found = call(*arguments) if call is not None else None
+        except Exception as error:
+            self._errors[function] = type(error).__name__
+            return None
+        self._errors.pop(function, None)
+        return found
