@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvobs import config as configuration
 from kvobs.allocator.forecast import Forecast, absent
+from kvobs.allocator.memory_map import Held
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.exporters import OtelExporter, PrometheusExporter
@@ -25,7 +26,7 @@ from kvobs.guard import OBSERVING, PASSING, Guard
 from kvobs.metrics import Attributes, Metrics, Value
 from kvobs.model import Availability, CacheGone, Event, Source
 from kvobs.sources import Wiring, factories
-from kvobs.store import StoreWriter
+from kvobs.store import StoreWriter, watched
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -91,6 +92,9 @@ class Runtime:
                 foresee = getattr(source, "foresee", None)
                 if foresee is not None:
                     foresee(self._forecast)
+                maps = getattr(source, "maps", None)
+                if maps is not None:
+                    maps.watch(lambda: watched(self.config.store), self._held, self.config.overhead_percent / 100)
             for source in self.sources:
                 self._guarded(f"install {source.name}", source.install, self.bus.publish)
             self._open_outputs()
@@ -169,6 +173,10 @@ class Runtime:
         told = [source.demands() for source in self.sources if hasattr(source, "demands")]
         return Forecast(tuple(growth for one in told for growth in one.growths),
                         tuple(sentence for one in told for sentence in one.unknown))
+
+    def _held(self) -> list[Held]:
+        """The memory of which the sources know who holds it."""
+        return [one for source in self.sources if hasattr(source, "held") for one in source.held()]
 
     def otel_tracer(self) -> Tracer:
         """The tracer of the process: the global provider's if there is one, else kvobs's own."""

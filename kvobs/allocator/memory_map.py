@@ -11,7 +11,8 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, Block, Segment, State
@@ -25,6 +26,8 @@ _SEGMENT = (("Q", 8), ("Q", 8), ("Q", 8), ("I", 4), ("B", 1), ("I", 4))  # addre
 _BLOCK = (("q", 8), ("Q", 8), ("Q", 8), ("B", 1), ("i", 4))  # gap before it, size, requested, state, holder
 _SMALL, _EXPANDABLE = 1, 2
 HolderName = tuple[str, str, int | None]  # kind, name (a session's or a model's), cache id
+KV, WEIGHTS = "kv", "weights"
+NO_OTHERS: Mapping[int, HolderName] = MappingProxyType({})
 
 
 class Held(NamedTuple):
@@ -69,10 +72,12 @@ def sums(state: State) -> Sums:
                 largest, requested, len(state), count)
 
 
-def with_holders(state: State, held: Iterable[Held], device: str) -> tuple[State, tuple[HolderName, ...]]:
+def with_holders(state: State, held: Iterable[Held], device: str,
+                 others: Mapping[int, HolderName] = NO_OTHERS) -> tuple[State, tuple[HolderName, ...]]:
     """The state with ``stack`` of each allocated block pointing into the holders that are returned (-1: not known).
 
-    A holder has a block if one of its storages begins in it; a block with storages of several has ``SEVERAL``.
+    A holder has a block if one of its storages begins in it; a block with storages of several has ``SEVERAL``. Of
+    what nobody holds, ``others`` may know more, by the addresses of blocks.
     """
     places = sorted((one.address, one.holder) for one in held if one.device == device and one.address)
     addresses = [address for address, _ in places]
@@ -82,7 +87,8 @@ def with_holders(state: State, held: Iterable[Held], device: str) -> tuple[State
         first = bisect_left(addresses, block.address)
         end = bisect_left(addresses, block.address + block.size, first)
         if first == end:
-            return block.stack
+            other = others.get(block.address)
+            return NOBODY if other is None else numbers.setdefault(other, len(numbers))
         found = {holder for _, holder in places[first:end]}
         return numbers.setdefault(found.pop() if len(found) == 1 else SEVERAL, len(numbers))
 

@@ -16,6 +16,7 @@ from kvobs.sources._patch import Patches
 from kvobs.sources._torch_capture import Captures
 from kvobs.sources._torch_extras import Extras
 from kvobs.sources._torch_handle import CUDA, Torch
+from kvobs.sources._torch_map import Maps
 from kvobs.sources._torch_oom import OomObserver
 from kvobs.sources._torch_stats import ASYNC, NATIVE, Readings, read, settings, touched
 from kvobs.sources._torch_verdict import FAILED, UNLISTED, verdicts
@@ -49,6 +50,7 @@ class TorchSource:
         self._forecast: Callable[[], Forecast] = Forecast
         self._cancel: Callable[[], None] | None = None
         self._attaching = threading.Lock()
+        self.maps = Maps()
         self._forget()
 
     def _forget(self) -> None:
@@ -191,18 +193,21 @@ class TorchSource:
         events: list[Event] = []
         readings: Readings = tuple(("kvobs.allocator.setting", pair, 1.0) for pair in pairs)
         readings += extras.profile() + extras.copies()
+        taken = self.maps.take(torch, kind, now_ns)
+        events += taken.maps
         for index in range(min(torch.device_count(), _MOST_DEVICES)):
-            stats = torch.stats(index)
+            stats = taken.stats.get(index) or torch.stats(index)
             if touched(stats):
                 found = read(f"{kind}:{index}", stats, backend=backend, expandable=self._expandable)
                 readings += found.readings
                 if found.reserved_bytes is not None and found.allocated_bytes is not None:
                     events.append(AllocatorState(now_ns, found.device, found.reserved_bytes, found.allocated_bytes,
                                                  extras.largest_free(index)))
-                timed = extras.latencies(now_ns, index)
+                timed, counts = extras.latencies(now_ns, index)
                 events += [timed] if timed is not None else []
+                readings += counts
         events.append(Poll(now_ns, SOURCE, time.perf_counter_ns() - began, readings))
-        return events, self._seen(torch, extras, backend, told)
+        return events, [*self._seen(torch, extras, backend, told), *taken.facts]
 
     def _seen(self, torch: Torch, extras: Extras, backend: str, told: bool) -> list[Availability]:
         observer, unlisted = self._observers.get(extras.kind), torch.unlisted(extras.kind)

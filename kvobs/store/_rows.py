@@ -143,7 +143,8 @@ def map_row(found: model.MemoryMap, wall: WallClock) -> Row:
 def map_of(row: Sequence[Any]) -> model.MemoryMap:
     """The memory map of a row of the table ``maps``."""
     holders = tuple((kind, name, cache) for kind, name, cache in json.loads(row[12]))
-    return model.MemoryMap(row[2], row[0], *row[3:5], bool(row[5]), *row[6:12], holders, row[13])
+    fields = (row[2], row[0], *row[3:5], bool(row[5]), *row[6:12], holders, row[13])
+    return model.MemoryMap(*fields)
 
 
 def flight_of(row: Sequence[Any]) -> model.FlightRecord:

@@ -87,6 +87,7 @@ class CacheRegistry:
         self._records: dict[int, CacheRecord] = {}
         self._layers: dict[int, tuple[CacheRecord, int]] = {}
         self.gone: deque[CacheRecord] = deque()
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # whose forward passes made or filled a cache
 
     def find(self, cache: Any) -> CacheRecord | None:
         """The record of a cache (or of the one it is part of), if it is followed."""
@@ -147,4 +148,5 @@ class CacheRegistry:
             record.ref = None
         self._records.clear()
         self._layers.clear()
+        self.models.clear()
         self.gone.clear()

@@ -132,6 +132,7 @@ class Hooks:
             return
         record = self._caches.find(cache)
         if record is None:
+            self._caches.models.add(model)
             record = self._caches.add(cache, model_name(model), layers, self._bus.epoch, fresh=True)
         if record.origin is None:
             record.blind = not measurable(layers)
@@ -175,6 +176,7 @@ class Hooks:
         if layers is None:
             return record
         if record is None:
+            self._caches.models.add(model)
             return self._caches.add(cache, model_name(model), layers, self._bus.epoch)
         if not record.blind:
             record.begin_again(layers, self._bus.epoch)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kvobs.allocator.forecast import Forecast
+from kvobs.allocator.memory_map import Held
 from kvobs.model import Availability, Emit, Event, Poll
 from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources import Wiring
@@ -15,6 +16,7 @@ from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources.transformers._caches import SOURCE, CacheRegistry
 from kvobs.sources.transformers._demand import forecast
+from kvobs.sources.transformers._held import held
 from kvobs.sources.transformers._hooks import Hooks
 from kvobs.sources.transformers._local import Local
 from kvobs.sources.transformers._paged import PagedHooks
@@ -42,6 +44,7 @@ class TransformersSource:
         self._caches: CacheRegistry | None = None
         self._paged: PagedHooks | None = None
         self._deep: Deep | None = None
+        self._names: Names | None = None
 
     def install(self, emit: Emit) -> None:
         """Hook in now, or as soon as the parts of transformers that are hooked have been imported."""
@@ -89,6 +92,17 @@ class TransformersSource:
         found = forecast(cache for record in registry.records() if not record.blind
                          and (cache := record.cache()) is not None)
         return found if self._wiring.bus.active else found._replace(unknown=(*found.unknown, PAUSED))
+
+    def held(self) -> list[Held]:
+        """Which memory live caches and the models that were seen hold, on accelerators; from any thread."""
+        registry, names = self._caches, self._names
+        if registry is None or names is None:
+            return []
+        try:
+            models = list(registry.models)
+        except RuntimeError:  # an engine's thread has just added one
+            models = []
+        return held(registry.records(), models, names.shown)
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's open turns to it."""
@@ -139,6 +153,7 @@ class TransformersSource:
             assert self._patches is not None
             config = self._wiring.config
             names, numbers = Names(config.session_ids, config.session_key), TurnNumbers()
+            self._names = names
             self._caches = CacheRegistry(self._emit)
             turns = Turns(self._emit, self._wiring.tracer, names, numbers)
             local = Local()
