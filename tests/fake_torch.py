@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -50,11 +50,11 @@ def segment(*blocks: tuple[int, str], device: int = 0, stream: int = 0, pool: tu
             "blocks": [{"address": 0, "size": size, "requested_size": size, "state": state} for size, state in blocks]}
 
 
-class Timed(NamedTuple):
-    """Allocations by bucket of their latency, and its sum."""
-
-    counts: tuple[int, ...]
-    sum_ns: int
+def timed(buckets: list[int], sum_ns: int = 0, frees: int = 0, slow: int = 0) -> dict[str, Any]:
+    """What a virtual GPU tells of allocations of 1 MiB each, all of them timed."""
+    return {"allocations": sum(buckets), "frees": frees, "allocated_bytes": sum(buckets) * MiB,
+            "freed_bytes": frees * MiB, "buckets": tuple(buckets), "sum_ns": sum_ns, "timed": sum(buckets),
+            "slow": slow, "sampled_every": 1}
 
 
 class FakeGraph:
@@ -116,7 +116,7 @@ class FakeTorch:
     def _virtual(self) -> SimpleNamespace:
         """The module of a registered accelerator: the names of ``torch.cuda``, and what only a virtual GPU tells."""
         self.copied: dict[tuple[str, str], tuple[int, int]] = {}
-        self.timed: dict[int, Timed] = {}
+        self.timed: dict[int, dict[str, Any]] = {}
         self.largest: dict[int, int] = {}
         self.profile: str | None = None
         self.stream = 0
@@ -127,7 +127,7 @@ class FakeTorch:
             detach_out_of_memory_observer=self._detach,
             copies=lambda: dict(self.copied), latency_profile=lambda: self.profile,
             largest_free=lambda index: self.largest.get(index, 0),
-            allocation_latencies=lambda index, bounds_ns: self.timed.get(index, Timed((0,) * (len(bounds_ns) + 1), 0)))
+            allocation_latencies=lambda index, bounds_ns: self.timed.get(index, timed([0] * (len(bounds_ns) + 1))))
 
     def _detach(self, observer: Callable[[int, int, int, int], None]) -> None:
         at = next(at for at, found in enumerate(self.virtual_observers) if found is observer)

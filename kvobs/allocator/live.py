@@ -40,14 +40,16 @@ def requests_of(segment_bytes: int, settings: Settings) -> tuple[int, int]:
     return min(bisect_right(sizes, below, key=settings.round_size) + 1, last), last
 
 
-def retry(segments: Iterable[Mapping[str, Any]], conf: str, device: int, stream: int, segment_bytes: int,
-          allowed: int, device_free: int) -> dict[str, Any]:
+def retry(segments: Iterable[Mapping[str, Any]], conf: str, device: int, stream: int, asked_bytes: int,
+          allowed: int, device_free: int, *, exact: bool = False) -> dict[str, Any]:
     """What would become of a request that has just failed, if it was made again now.
 
     The allocator has waited for the device and released its cache before it failed, so SERVED means that it failed
-    although what it waited for is enough. ``conf`` is the settings string in effect, ``allowed`` the bytes that the
-    process may reserve. The result is for JSON, below 8 kB. Its ``verdict`` is None where the least and the most that
-    may have been requested lead to different ones, which it then gives as ``between``.
+    although what it waited for is enough. ``asked_bytes`` is the segment that was asked of the device, which is all
+    that CUDA's allocator tells, or with ``exact`` the request itself. ``conf`` is the settings string in effect,
+    ``allowed`` the bytes that the process may reserve. The result is for JSON, below 8 kB. Its ``verdict`` is None
+    where the least and the most that may have been requested lead to different ones, which it then gives as
+    ``between``.
 
     Raises:
         ValueError: a segment is not what torch lists.
@@ -55,7 +57,7 @@ def retry(segments: Iterable[Mapping[str, Any]], conf: str, device: int, stream:
     settings = known(conf)
     state = state_of(segments, device)
     left = max(allowed - sum(segment.size for segment in state), 0)
-    least, most = requests_of(segment_bytes, settings)
+    least, most = (asked_bytes, asked_bytes) if exact else requests_of(asked_bytes, settings)
     small, large = (judge(state, settings, Request(size, stream), device_free, left) for size in (least, most))
     told: dict[str, Any] = {"verdict": str(large.verdict) if large.verdict is small.verdict else None,
                             "request": {"least_bytes": least, "most_bytes": most, "stream": stream, "pool": 0}}

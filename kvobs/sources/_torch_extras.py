@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvobs.catalog import BY_NAME
+import msgspec
+
 from kvobs.model import AllocationLatencies, Availability
+from kvobs.sources._alloc_counts import BOUNDS_NS, Growth, LatencyCounts
 from kvobs.sources._torch_stats import Readings
 
 LARGEST = "torch: largest free block"
@@ -19,7 +21,6 @@ UNTIMED = "torch.{kind} does not tell how long its allocations took."
 UNCOUNTED = "torch.{kind} does not count its copies between devices."
 MODELLED = "The time that calls for device memory take is modelled ({profile} profile)."
 FAILED = "torch.{kind}.{function} failed ({error})."
-BOUNDS_NS = tuple(round(bound * 1e9) for bound in BY_NAME["kvobs.alloc.latency"].buckets)
 _SILENT = {"largest_free": (LARGEST, ONLY_SNAPSHOT), "allocation_latencies": (LATENCY, UNTIMED),
            "copies": (COPIES, UNCOUNTED)}
 
@@ -30,25 +31,28 @@ class Extras:
     def __init__(self, kind: str, module: Any) -> None:
         self.kind, self._module = kind, module
         self._errors: dict[str, str] = {}
-        self._latencies: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._growths: dict[int, Growth] = {}
 
     def largest_free(self, index: int) -> int | None:
         """Bytes of the largest free block of any stream and pool of a device."""
         found = self._ask("largest_free", index)
         return None if found is None else int(found)
 
-    def latencies(self, now_ns: int, index: int) -> AllocationLatencies | None:
-        """The allocations of a device that were timed since the last call."""
+    def latencies(self, now_ns: int, index: int) -> tuple[AllocationLatencies | None, Readings]:
+        """The allocations of a device that were timed since the last call, and the counts of its calls.
+
+        The function answers with the fields of ``LatencyCounts``, in a mapping or as attributes.
+        """
         found = self._ask("allocation_latencies", index, BOUNDS_NS)
         if found is None:
-            return None
-        device, counts, sum_ns = f"{self.kind}:{index}", tuple(found.counts), int(found.sum_ns)
-        before, before_ns = self._latencies.get(device, ((0,) * len(counts), 0))
-        self._latencies[device] = counts, sum_ns
-        new = tuple(count - old for count, old in zip(counts, before, strict=True))
-        if min(new) < 0:  # the accelerator began anew
-            new, before_ns = counts, 0
-        return AllocationLatencies(now_ns, device, new, sum_ns - before_ns) if any(new) else None
+            return None, ()
+        try:
+            counts = msgspec.convert(found, LatencyCounts, from_attributes=True)
+            growth = self._growths.setdefault(index, Growth(f"{self.kind}:{index}"))
+            return growth.take(now_ns, counts)
+        except (msgspec.ValidationError, ValueError) as error:  # another shape
+            self._errors["allocation_latencies"] = type(error).__name__
+            return None, ()
 
     def copies(self) -> Readings:
         """What was copied from device to device, since the accelerator began to count."""

@@ -120,6 +120,10 @@ class Torch:
         """Does the host record a memory history, as far as torch tells?"""
         return bool(self._history(kind))
 
+    def resolves_stacks(self, kind: str) -> bool:
+        """Would a snapshot resolve the stacks of a recorded history, those of C++ too, which may take seconds?"""
+        return self.records_history(kind) and (kind == CUDA or not _bare(self.device_module(kind)))
+
     def _history(self, kind: str) -> bool | None:
         read = (getattr(self._c, f"_{kind}_isHistoryEnabled", None)
                 or getattr(self.device_module(kind), "is_history_enabled", None))

@@ -104,7 +104,7 @@ class OomObserver:
             return "", CAPTURING
         if unlisted := self._handle.unlisted(self._kind):
             return "", UNLISTED.format(why=unlisted)
-        if self._handle.records_history(self._kind):
+        if self._handle.resolves_stacks(self._kind):
             return "", HISTORY
         held = sum(blocks(self._handle.stats(index)) for index in range(self._handle.device_count()))
         if held > MOST_BLOCKS:
@@ -121,7 +121,8 @@ class OomObserver:
         """What would become of the request if it was made again; what goes wrong here costs the verdict only."""
         try:
             stream = self._handle.current_stream(self._kind, device)
-            return retry(segments, self._handle.settings()[0], device, stream, requested, allowed, free)
+            exact = self._kind != CUDA  # whose observers are told the segment that was asked of the device
+            return retry(segments, self._handle.settings()[0], device, stream, requested, allowed, free, exact=exact)
         except Exception as error:
             return {"verdict": None, "reason": f"It could not be told ({type(error).__name__})."}
 

@@ -42,7 +42,7 @@ def verdicts(torch: Torch, kind: str, capturing: Callable[[], bool], forecast: F
     growing = {growth.demand.device for growth in forecast.growths}
     if growing.isdisjoint(names):
         return [absent(NOTHING_GROWS.format(device=name), name, forecast.unknown) for name in names]
-    why = (CAPTURING if capturing() else HISTORY if torch.records_history(kind) else
+    why = (CAPTURING if capturing() else HISTORY if torch.resolves_stacks(kind) else
            CROWDED if sum(map(blocks, stats)) > MOST_BLOCKS else "")
     if why:
         return [absent(why, name, forecast.unknown) for name in names]

@@ -28,6 +28,8 @@ TABLE = {
     "kvobs.migration.io": ("counter", "By", "kvobs_migration_io_bytes_total"),
     "kvobs.migration.operations": ("counter", "{operation}", "kvobs_migration_operations_total"),
     "kvobs.migration.duration": ("histogram", "s", "kvobs_migration_duration_seconds"),
+    "kvobs.device.copy.io": ("counter", "By", "kvobs_device_copy_io_bytes_total"),
+    "kvobs.device.copy.operations": ("counter", "{operation}", "kvobs_device_copy_operations_total"),
     "kvobs.step.duration": ("histogram", "s", "kvobs_step_duration_seconds"),
     "kvobs.step.tokens": ("counter", "{token}", "kvobs_step_tokens_total"),
     "kvobs.turns": ("counter", "{turn}", "kvobs_turns_total"),
