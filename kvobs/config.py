@@ -46,6 +46,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     overhead_percent: float = 5.0
     jaeger_url: str = ""
     native: str = "auto"
+    cpu_allocations: str = "auto"
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -176,7 +177,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("overhead_percent", _percent, "a number from 0.1 to 100",
             "share of the engine's time that kvobs may take; beyond it, it samples less and then passes through"),
     Setting("native", _one_of("auto", "off"), "auto or off",
-            "the C++ core of the allocator twin, compiled on first use; without it the Python one serves"),
+            "the C++ parts, compiled on first use; without them the Python twin serves and single CPU allocations are "
+            "not counted"),
+    Setting("cpu_allocations", _one_of("auto", "off"), "auto or off",
+            "count every CPU allocation of torch, with a compiled probe in front of its allocator"),
     Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )

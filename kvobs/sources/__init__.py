@@ -39,6 +39,13 @@ def _device_allocators(wiring: Wiring) -> Source:
     return TorchSource(wiring.bus)
 
 
+def _cpu_allocations(wiring: Wiring) -> Source:
+    from kvobs.sources._cpu_alloc import CpuAllocSource
+
+    refused = next((name for name in ("cpu_allocations", "native") if getattr(wiring.config, name) == "off"), "")
+    return CpuAllocSource(wiring.bus, f"The setting {refused} is off." if refused else "")
+
+
 def _c_heap(_: Wiring) -> Source:
     from kvobs.sources._heap import HeapSource
 
@@ -59,7 +66,7 @@ def _nvidia_devices(_: Wiring) -> Source:
 
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
-    return (_transformers, _device_allocators, _c_heap, _machine, _nvidia_devices)
+    return (_transformers, _device_allocators, _cpu_allocations, _c_heap, _machine, _nvidia_devices)
 
 
 __all__ = ["Factory", "Wiring", "factories"]

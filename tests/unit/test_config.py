@@ -29,6 +29,7 @@ ACCEPTED: dict[str, list[tuple[str, object]]] = {
     "deep": [("on", True), ("0", False)],
     "overhead_percent": [("0.1", 0.1), ("100", 100.0), ("2.5%", 2.5), (" 7 ", 7.0)],
     "native": [("off", "off"), ("AUTO ", "auto")],
+    "cpu_allocations": [("off", "off"), ("Auto", "auto")],
     "jaeger_url": [("off", ""), ("http://jaeger:16686/", "http://jaeger:16686"),
                    ("https://x.example/jaeger", "https://x.example/jaeger")],
 }
@@ -47,6 +48,7 @@ REFUSED: dict[str, list[str]] = {
     "deep": ["deep", "2"],
     "overhead_percent": ["0", "0.09", "101", "nan", "inf", "-1", "five"],
     "native": ["on", "C++", ""],
+    "cpu_allocations": ["on", "64", ""],
     "jaeger_url": ["jaeger:16686", "ftp://x", "http://", "http://a b", 'http://x"onclick=', "javascript:alert(1)",
                    "http://x/?q=1"],
 }
