@@ -16,17 +16,26 @@ import pandas as pd
 from kvobs.allocator.state import ALLOCATED, INACTIVE, Block, Segment
 from streamlit_app import units
 from streamlit_app.charts import _binary
-from streamlit_app.memory_data import FREE, OTHER, PENDING_FREE, SEVERAL_HOLDERS, DeviceMap, category, holder_text
+from streamlit_app.memory_data import (
+    FREE,
+    MORE_CACHES,
+    OTHER,
+    PENDING_FREE,
+    SEVERAL_HOLDERS,
+    DeviceMap,
+    category,
+    holder_text,
+)
 
 BARS = 48
 PARTS = 160  # of one bar: narrower ones are drawn together
 STEP = 17  # pixels
 # Okabe and Ito's, less those that the fixed ones take.
-CACHE_COLOURS = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8B5FBF", "#5E8C31")
-FIXED = {"weights": "#0072B2", OTHER: "#8A8F98", SEVERAL_HOLDERS: "#5A4632", PENDING_FREE: "#F0E442",
+CACHE_COLOURS = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8B5FBF")
+FIXED = {"weights": "#0072B2", MORE_CACHES: "#A3D39C", OTHER: "#8A8F98", SEVERAL_HOLDERS: "#5A4632", PENDING_FREE: "#F0E442",
          FREE: "#C9CDD3", "activation": "#A6761D", "gradient": "#7A1F1F", "optimizer": "#1F7A6D",
          "workspace": "#B15928", "communication": "#3F3F7A"}
-LAST = (OTHER, SEVERAL_HOLDERS, PENDING_FREE, FREE)
+LAST = (MORE_CACHES, "weights", OTHER, SEVERAL_HOLDERS, PENDING_FREE, FREE)
 STATES = {INACTIVE: "free", ALLOCATED: "allocated"}
 PINNED = "#E0701A"
 Row = dict[str, Any]
@@ -149,7 +158,8 @@ def segments(device: DeviceMap, colour: Mapping[str, str], most: int = BARS) -> 
         return None
     scale = alt.Scale(domain=list(colour), range=list(colour.values()))
     order = list(dict.fromkeys(row["segment"] for row in rows))
-    y = alt.Y("segment:N", sort=order, title=None, axis=alt.Axis(labelLimit=330, ticks=False, domain=False))
+    y = alt.Y("segment:N", sort=order, title=None, axis=alt.Axis(
+        labelLimit=330, ticks=False, domain=False, labelOverlap=False, labelFontSize=11))
     reach = alt.Scale(domain=[0, 1.17], nice=False)
     drawn = alt.Chart(pd.DataFrame(rows)).mark_bar(height=STEP - 4, stroke="#80808080", strokeWidth=0.4).encode(
         x=alt.X("begin:Q", title=None, axis=None, scale=reach), x2="end:Q", y=y,
@@ -168,7 +178,7 @@ def segments(device: DeviceMap, colour: Mapping[str, str], most: int = BARS) -> 
             x=alt.X("at:Q", scale=reach, axis=None), y=y, text="pinned:N",
             tooltip=["held back:N", alt.Tooltip("blocks:Q", title="by blocks in use"),
                      alt.Tooltip("smallest:N", title="smallest of them")])
-    return drawn.properties(height=alt.Step(STEP), title="Segments, each over the full width, and their blocks")
+    return drawn.properties(height=STEP * len(order), title="Segments, each over the full width, and their blocks")
 
 
 def overview(device: DeviceMap, colour: Mapping[str, str]) -> Any:
@@ -183,4 +193,4 @@ def overview(device: DeviceMap, colour: Mapping[str, str]) -> Any:
     return alt.Chart(table).mark_bar(height=26, stroke="#80808080", strokeWidth=0.4).encode(
         x=alt.X("value:Q", title=f"reserved bytes by holder, to scale ({unit})", axis=alt.Axis(format=".4~g")),
         color=alt.Color("what:N", legend=None, scale=alt.Scale(domain=list(colour), range=list(colour.values()))),
-        order="place:Q", tooltip=["what:N", "size:N", "share:N", "blocks:Q"]).properties(height=60)
+        order="place:Q", tooltip=["what:N", "size:N", "share:N", "blocks:Q"]).properties(height=96)

@@ -1,8 +1,9 @@
 """Memory maps: one snapshot of the allocator per poll, and only while somebody looks.
 
 A snapshot takes the lock that every allocation waits for. So it is asked for by a view, never taken of many blocks,
-and the less often the longer it takes. The statistics are read before and after it; where they differ the engine went
-on meanwhile, and it is taken again, three times at most.
+and the less often the more time it takes (the thread's own: while it waits for the lock or the GIL, nobody waits for
+it). The statistics are read before and after it; where they differ the engine went on meanwhile, and it is taken again,
+three times at most.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Maps:
                HISTORY if kind == CUDA and torch.records_history(kind) else "")
         if why:
             return _no(why)
-        began, tries, steady = time.perf_counter_ns(), 0, False
+        _states([])  # imports what reads them, which is no part of what a map costs
+        began, tries, steady = time.thread_time_ns(), 0, False
         while not steady and tries < TRIES:
             stats = {index: torch.stats(index) for index in used}
             held = list(self._held())
@@ -103,7 +105,7 @@ class Maps:
             made.append((index, holders, pack(named)))
         if sum(len(packed) for _, _, packed in made) > MOST_PACKED:
             return self._wait(now_ns, began, _no(LARGE))
-        taken_ns = time.perf_counter_ns() - began
+        taken_ns = time.thread_time_ns() - began
         every_ns = int(taken_ns / self._share)
         maps = []
         for index, holders, packed in made:
@@ -116,7 +118,7 @@ class Maps:
         return self._wait(now_ns, began, Taken(tuple(maps), stats, (Availability(SUBJECT, True, ""),)))
 
     def _wait(self, now_ns: int, began: int, taken: Taken) -> Taken:
-        self._next_ns = now_ns + int((time.perf_counter_ns() - began) / self._share)
+        self._next_ns = now_ns + int((time.thread_time_ns() - began) / self._share)
         return taken
 
 

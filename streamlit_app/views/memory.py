@@ -52,8 +52,7 @@ def _device(device: memory_data.DeviceMap, prefix: str) -> None:
     total = device.sums
     strip = [("reserved", "Reserved", total.reserved), ("allocated", "Allocated", total.allocated),
              ("pending", "Pending free", total.pending), ("free", "Free", total.free),
-             ("largest", "Largest free block", total.largest_free),
-             ("pinned", "Held back by pins", sum(pin.held_back_bytes for pin in device.pins.values()))]
+             ("largest", "Largest free block", total.largest_free)]
     with st.container(key=f"strip-map-{key}"):
         for column, (name, label, value) in zip(st.columns(len(strip)), strip, strict=True):
             with column, st.container(key=f"figure-map-{name}-{key}"):
@@ -67,7 +66,7 @@ def _device(device: memory_data.DeviceMap, prefix: str) -> None:
 def _state(device: memory_data.DeviceMap) -> None:
     """How old it is, and what it cost."""
     found = device.found
-    took = (f"The snapshot took {units.seconds(found.duration_ns / data.SECOND_NS)}"
+    took = (f"The snapshot took {units.seconds(found.duration_ns / data.SECOND_NS)} of CPU time"
             + (f", so that there is one every {units.seconds(found.every_ns / data.SECOND_NS)} at most."
                if found.every_ns > data.SECOND_NS else "."))
     age = units.seconds(device.age_s)
@@ -111,7 +110,8 @@ def _tables(device: memory_data.DeviceMap) -> None:
         st.table([{name: units.plain(cell) for name, cell in row.items()} for row in memory_data.check_rows(device)],
                  hide_index=True)
     if device.pins:
-        with st.expander(f"Pinned segments ({len(device.pins):,})"):
+        held_back = units.size(sum(pin.held_back_bytes for pin in device.pins.values()))
+        with st.expander(f"Pinned segments: {len(device.pins):,}, which hold {held_back} back"):
             st.table(memory_data.pin_rows(device), hide_index=True)
     with st.expander("Published definitions of fragmentation, and why none decides"):
         st.table([{"owner": units.plain(one.owner), "formula": units.plain(one.formula),
