@@ -127,7 +127,12 @@ inline Block *Allocator::cut(Block *rest, uint64_t size) {
 }
 
 inline Block *Allocator::hand_out(Block *block, uint64_t size, uint64_t rounded) {
-    if (splits(block, rounded)) block = cut(block, rounded);
+    const bool was_split = block->split();
+    uint64_t rest = 0;
+    if (splits(block, rounded)) {
+        rest = block->size - rounded;
+        block = cut(block, rounded);
+    }
     block->allocated = true;
     block->requested = size;
     stats_.allocated += static_cast<int64_t>(block->size);
@@ -135,6 +140,7 @@ inline Block *Allocator::hand_out(Block *block, uint64_t size, uint64_t rounded)
     stats_.requested += static_cast<int64_t>(size);
     stats_.peak_allocated = std::max(stats_.peak_allocated, stats_.allocated);
     stats_.peak_active = std::max(stats_.peak_active, stats_.active);
+    if (listener_) listener_->taken(*block, was_split, rest);
     return block;
 }
 
@@ -144,13 +150,14 @@ inline Block *Allocator::from_device(Pool &pool, uint64_t rounded, int64_t strea
     if (expands(pool)) return expand(pool, rounded, stream);
     const uint64_t address = device_.malloc(size);
     if (!address) return nullptr;
-    grew(size);
+    grew(pool, stream, address, size);
     return new_block(pool, stream, address, size);
 }
 
 inline void Allocator::take_back(Block *block) {
     block->allocated = false;
     stats_.allocated -= static_cast<int64_t>(block->size);
+    if (listener_) listener_->given_back(*block);
 }
 
 inline void Allocator::free(Block *block) {
@@ -202,14 +209,20 @@ inline void Allocator::free_block(Block *block) {
     block->pending = false;
     stats_.active -= static_cast<int64_t>(block->size);
     stats_.requested -= static_cast<int64_t>(block->requested);
-    merge(block, block->prev);
-    merge(block, block->next);
+    const uint64_t address = block->address, size = block->size;
+    const uint64_t before = merge(block, block->prev), behind = merge(block, block->next);
     add_free(block);
+    if (listener_) {
+        const int64_t whole = block->split() ? static_cast<int64_t>(block->size) : 0;
+        listener_->freed(*block, address, size, (whole > 0) - (before > 0) - (behind > 0),
+                         whole - static_cast<int64_t>(before + behind));
+    }
 }
 
-// Take in a neighbour that is free and of the same kind.
-inline void Allocator::merge(Block *block, Block *other) {
-    if (!other || !other->idle() || other->mapped != block->mapped) return;
+// Take in a neighbour that is free and of the same kind; its size, 0 if it is not.
+inline uint64_t Allocator::merge(Block *block, Block *other) {
+    if (!other || !other->idle() || other->mapped != block->mapped) return 0;
+    const uint64_t size = other->size;
     remove(other);
     if (block->prev == other) {
         block->address = other->address;
@@ -219,8 +232,9 @@ inline void Allocator::merge(Block *block, Block *other) {
         block->next = other->next;
         if (other->next) other->next->prev = block;
     }
-    block->size += other->size;
+    block->size += size;
     drop(other);
+    return size;
 }
 
 inline void Allocator::open_pool(int64_t pool) {
@@ -235,15 +249,35 @@ inline bool Allocator::release_pool(int64_t pool) {
     return true;
 }
 
-inline void Allocator::grew(uint64_t size) {
+inline void Allocator::grew(const Pool &pool, int64_t stream, uint64_t address, uint64_t size, bool mapped) {
     ++stats_.device_allocs;
     stats_.reserved += static_cast<int64_t>(size);
     stats_.peak_reserved = std::max(stats_.peak_reserved, stats_.reserved);
+    if (listener_) listener_->grew(pool, stream, address, size, mapped);
 }
 
-inline void Allocator::shrank(uint64_t size) {
+inline void Allocator::shrank(const Pool &pool, int64_t stream, uint64_t address, uint64_t size, bool mapped) {
     ++stats_.device_frees;
     stats_.reserved -= static_cast<int64_t>(size);
+    if (listener_) listener_->shrank(pool, stream, address, size, mapped);
+}
+
+inline uint64_t Allocator::largest_free() const {
+    uint64_t found = 0;
+    const auto look = [&found](const FreeSet &free) {
+        for (auto end = free.end(); end != free.begin();) {
+            const auto last = std::prev(end);
+            found = std::max(found, last->size);
+            end = free.lower_bound(FreeKey{last->stream, 0, 0, nullptr});
+        }
+    };
+    const auto both = [&look](const PoolPair &pair) {
+        look(pair.small.free);
+        look(pair.large.free);
+    };
+    both(default_);
+    for (const auto &entry : private_) both(entry.second);
+    return found;
 }
 
 inline std::vector<Block *> Allocator::heads() const {

@@ -9,6 +9,19 @@
 
 namespace kvobs {
 
+// Told of every change, at the moment when PyTorch's allocator counts and records it. It must not call back.
+struct Listener {
+    virtual ~Listener() = default;
+    // Handed out; it was a part of a segment before, and so many bytes were cut off behind it (0: none).
+    virtual void taken(const Block &block, bool was_split, uint64_t rest) = 0;
+    virtual void given_back(const Block &block) = 0;
+    // Free, and merged with its neighbours; address and size are those before. Bytes and number of inactive parts of
+    // segments changed by this much.
+    virtual void freed(const Block &block, uint64_t address, uint64_t size, int64_t parts, int64_t part_bytes) = 0;
+    virtual void grew(const Pool &pool, int64_t stream, uint64_t address, uint64_t size, bool mapped) = 0;
+    virtual void shrank(const Pool &pool, int64_t stream, uint64_t address, uint64_t size, bool mapped) = 0;
+};
+
 class Allocator {
 public:
     Allocator(const Settings &settings, uint64_t capacity, const kvobs_device *callbacks);
@@ -27,6 +40,10 @@ public:
     void open_pool(int64_t pool);
     bool release_pool(int64_t pool);
     void set(const Settings &settings) { settings_ = settings; }
+    void listen(Listener *listener) { listener_ = listener; }
+    const Settings &settings() const { return settings_; }
+    // The largest free block of any stream and pool.
+    uint64_t largest_free() const;
 
     // forced.hpp: told instead of asked
     bool load(uint64_t base, uint64_t span, const kvobs_segment *segments, int64_t count, const kvobs_block *blocks,
@@ -60,7 +77,7 @@ private:
     Block *from_device(Pool &pool, uint64_t rounded, int64_t stream);
     void take_back(Block *block);
     void free_block(Block *block);
-    void merge(Block *block, Block *other);
+    uint64_t merge(Block *block, Block *other);
     void process_events();
     void synchronize();
 
@@ -94,12 +111,13 @@ private:
     static void remove(Block *block) {
         (block->mapped ? block->pool->free : block->pool->unmapped).erase(block->place);
     }
-    void grew(uint64_t size);
-    void shrank(uint64_t size);
+    void grew(const Pool &pool, int64_t stream, uint64_t address, uint64_t size, bool mapped = false);
+    void shrank(const Pool &pool, int64_t stream, uint64_t address, uint64_t size, bool mapped = false);
 
     Settings settings_;
     Device device_;
     kvobs_stats stats_{};
+    Listener *listener_ = nullptr;
     Cells nodes_;  // of the sets below: it must outlive them
     Cells blocks_;
     Block *all_ = nullptr;  // every block, mapped or not

@@ -44,7 +44,8 @@ inline Block *Allocator::room(Pool &pool, uint64_t size, int64_t stream) {
 // Put memory behind the first `size` bytes (whole pages) of an unmapped range; the block becomes free.
 inline bool Allocator::map_block(Block *block, uint64_t size) {
     size = round_up(size, block->range->page);
-    if (!device_.map(block->address, size)) return false;
+    const uint64_t address = block->address;
+    if (!device_.map(address, size)) return false;
     remove(block);
     block->mapped = true;
     if (size < block->size) {
@@ -57,7 +58,7 @@ inline bool Allocator::map_block(Block *block, uint64_t size) {
     merge(block, block->prev);
     merge(block, block->next);
     add_free(block);
-    grew(size);
+    grew(*block->pool, block->stream, address, size, true);
     return true;
 }
 
@@ -83,7 +84,7 @@ inline bool Allocator::unmap_block(Block *block) {
     block->size = last - first;
     block->mapped = false;
     device_.unmap(first, last - first);
-    shrank(last - first);
+    shrank(*block->pool, block->stream, first, last - first, true);
     merge(block, block->prev);
     merge(block, block->next);
     if (block->split()) {

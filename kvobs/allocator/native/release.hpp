@@ -80,7 +80,7 @@ inline void Allocator::release_unsplit(Pool &pool) {
 inline void Allocator::release(Block *block) {
     remove(block);
     device_.free(block->address, block->size);
-    shrank(block->size);
+    shrank(*block->pool, block->stream, block->address, block->size);
     drop(block);
 }
 
