@@ -128,6 +128,7 @@ class TorchSource:
         self._attaching = threading.Lock()
         for observer in self._observers.values():
             observer.after_fork_in_child()
+        self._extras = None
         self._forked = self._torch is not None and self._torch.inherited()
         self._facts = None
 

@@ -41,13 +41,14 @@ class Extras:
     def latencies(self, now_ns: int, index: int) -> tuple[AllocationLatencies | None, Readings]:
         """The allocations of a device that were timed since the last call, and the counts of its calls.
 
-        The function answers with the fields of ``LatencyCounts``, in a mapping or as attributes.
+        The function answers with the fields of ``LatencyCounts``: a named tuple, a mapping, or attributes.
         """
         found = self._ask("allocation_latencies", index, BOUNDS_NS)
         if found is None:
             return None, ()
         try:
-            counts = msgspec.convert(found, LatencyCounts, from_attributes=True)
+            fields = found._asdict() if hasattr(found, "_asdict") else found
+            counts = msgspec.convert(fields, LatencyCounts, from_attributes=True)
             growth = self._growths.setdefault(index, Growth(f"{self.kind}:{index}"))
             return growth.take(now_ns, counts)
         except (msgspec.ValidationError, ValueError) as error:  # another shape

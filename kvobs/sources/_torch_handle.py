@@ -60,13 +60,12 @@ class Torch:
             return None
 
     def inherited(self) -> bool:
-        """Asked in a forked child: had the parent initialised its accelerator?"""
-        try:
-            if self.built_with_cuda() and self._torch.cuda._is_in_bad_fork():
-                return True
-            return self.in_use() is not None
-        except RuntimeError:
-            return False
+        """Asked in a forked child: had the parent initialised an accelerator that cannot be used in its children?"""
+        if self.built_with_cuda() and self._torch.cuda._is_in_bad_fork():
+            return True
+        kind = self.in_use()
+        unusable = getattr(self.device_module(kind), "_is_in_bad_fork", None) if kind not in (None, CUDA) else None
+        return bool(unusable()) if unusable is not None else kind is not None
 
     def device_count(self) -> int:
         """How many devices there are; asked only once they are initialised."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -341,10 +343,36 @@ def test_latencies_of_another_shape_are_refused(setting: Setting) -> None:
 
 
 def test_a_forked_child_neither_reads_nor_attaches(setting: Setting) -> None:
-    """In a child of a process that had a virtual GPU nothing of it is asked, and the reason says why."""
+    """In a child of a process that had an accelerator nothing of it is asked, and the reason says why."""
     fake = virtual()
     source = setting.on(fake)
     source.after_fork_in_child()
     assert list(source.sample(1)) == []
     assert (fake.reads, fake.snapshots, len(fake.virtual_observers)) == ([], 0, 1)
     assert facts(source)["torch"][0] is False
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_an_accelerator_may_say_that_its_children_can_use_it(setting: Setting, usable: bool) -> None:
+    """A child reads one that is in no bad fork, from its counter's beginning, and nothing of one that is."""
+    fake = virtual()
+    fake.vgpu._is_in_bad_fork = lambda: not usable
+    fake.timed[0] = timed([1] * BUCKETS)
+    source = setting.on(fake)
+    list(source.sample(1))
+    source.after_fork_in_child()
+    seen = list(source.sample(2))
+    assert [sum(event.counts) for event in seen if isinstance(event, model.AllocationLatencies)] == [BUCKETS] * usable
+    assert facts(source)["torch"][0] is usable
+
+
+def test_latencies_are_understood_in_any_form(setting: Setting) -> None:
+    """A named tuple and an object with the fields are as good as a mapping."""
+    fake = virtual()
+    fields = timed([2] * BUCKETS)
+    source = setting.on(fake)
+    for now_ns, form in enumerate((namedtuple("Counts", fields)(**fields), SimpleNamespace(**fields))):
+        fake.timed[0] = form  # type: ignore[assignment]
+        list(source.sample(now_ns))
+        assert readings(source, "kvobs.alloc.operations")["vgpu:0", "allocate"] == 2 * BUCKETS
+        assert facts(source)[extras.LATENCY] == (True, "")
