@@ -179,8 +179,8 @@ class MemoryMap(msgspec.Struct, frozen=True, gc=False):
     ``packed`` is the state as ``kvobs.allocator.memory_map`` packs it; its blocks point into ``holders``, each (kind,
     name, cache id), and one that points nowhere has an unknown holder. The figures beside are the allocator's own
     statistics, which the metrics of this poll have too; an absent one is not kept here. ``steady`` says that they
-    were the same before and after the snapshot: then the map is of that one moment. ``duration_ns`` is the CPU time that
-    it took, ``every_ns`` how long there is no other one because of it, ``settings`` what the allocator's settings are.
+    were the same before and after the snapshot: then the map is of that one moment. ``duration_ns`` is the CPU time
+    that it took, ``every_ns`` how long there is no other one because of it, ``settings`` the allocator's settings.
     """
 
     t_ns: int

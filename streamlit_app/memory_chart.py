@@ -29,12 +29,12 @@ from streamlit_app.memory_data import (
 
 BARS = 48
 PARTS = 160  # of one bar: narrower ones are drawn together
-STEP = 17  # pixels
+STEP = 18  # pixels
 # Okabe and Ito's, less those that the fixed ones take.
 CACHE_COLOURS = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8B5FBF")
-FIXED = {"weights": "#0072B2", MORE_CACHES: "#A3D39C", OTHER: "#8A8F98", SEVERAL_HOLDERS: "#5A4632", PENDING_FREE: "#F0E442",
-         FREE: "#C9CDD3", "activation": "#A6761D", "gradient": "#7A1F1F", "optimizer": "#1F7A6D",
-         "workspace": "#B15928", "communication": "#3F3F7A"}
+FIXED = {"weights": "#0072B2", MORE_CACHES: "#A3D39C", OTHER: "#8A8F98", SEVERAL_HOLDERS: "#5A4632",
+         PENDING_FREE: "#F0E442", FREE: "#C9CDD3", "activation": "#A6761D", "gradient": "#7A1F1F",
+         "optimizer": "#1F7A6D", "workspace": "#B15928", "communication": "#3F3F7A"}
 LAST = (MORE_CACHES, "weights", OTHER, SEVERAL_HOLDERS, PENDING_FREE, FREE)
 STATES = {INACTIVE: "free", ALLOCATED: "allocated"}
 PINNED = "#E0701A"
@@ -56,13 +56,17 @@ def colours(names: Iterable[str], before: Mapping[str, str]) -> dict[str, str]:
 def shown(device: DeviceMap, most: int = BARS) -> tuple[list[Segment], list[Segment]]:
     """The segments with bars of their own, in order of stream, pool, kind and address, and the rest.
 
-    With more than ``most``, those that hold most back have one, then the largest.
+    With more than ``most``, half of the bars go to those that hold most back, the others to the largest.
     """
     ordered = sorted(device.state, key=lambda one: (one.stream, one.pool, one.small, one.address))
     if len(ordered) <= most:
         return ordered, []
     held = {address: pin.held_back_bytes for address, pin in device.pins.items()}
-    chosen = {one.address for one in sorted(ordered, key=lambda one: (-held.get(one.address, 0), -one.size))[:most]}
+    pinned = sorted(ordered, key=lambda one: (-held.get(one.address, 0), -one.size))
+    chosen = {one.address for one in pinned[:most // 2]}
+    for one in sorted(ordered, key=lambda one: -one.size):
+        if len(chosen) < most:
+            chosen.add(one.address)
     return ([one for one in ordered if one.address in chosen], [one for one in ordered if one.address not in chosen])
 
 

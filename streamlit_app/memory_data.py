@@ -102,8 +102,14 @@ def maps(path: str, chosen: str | None, now_ns: int | None = None) -> Maps:
     else:
         newest = _of_the_last(newest)
     facts = [fact for fact in reader.availability() if not running or processes[fact.process].alive]
-    shown = [_device(reader, one, processes[one.process].alive, now) for one in newest[:DEVICES]]
-    return Maps(shown, len(newest) - len(shown), _reasons(facts, shown, asked, bool(running), path), processes)
+    shown, damaged = list[DeviceMap](), list[str]()
+    for one in newest[:DEVICES]:
+        try:
+            shown.append(_device(reader, one, processes[one.process].alive, now))
+        except ValueError as error:
+            damaged.append(f"The map of {one.record.device} cannot be read: {error}")
+    reasons = damaged + _reasons(facts, shown, asked, bool(running), path)
+    return Maps(shown, max(len(newest) - DEVICES, 0), reasons, processes)
 
 
 def _of_the_last(newest: list[Stored[MemoryMap]]) -> list[Stored[MemoryMap]]:

@@ -75,7 +75,8 @@ def _state(device: memory_data.DeviceMap) -> None:
     elif device.stale:
         st.warning(f"Stale: this map is {age} old, although the process is running.")
     else:
-        st.success(f"Live: this map is {age} old. {took}")
+        (st.success if device.age_s <= data.STALE_S else st.info)(
+            f"{'Live: this' if device.age_s <= data.STALE_S else 'This'} map is {age} old. {took}")
 
 
 def _check(device: memory_data.DeviceMap) -> None:
