@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+_ABOVE = 1 + 1e-9  # a bucket's lower bound itself belongs to the one below
+
 
 def representatives(bounds: Sequence[float], counts: Sequence[int], total: float) -> Iterator[tuple[float, int]]:
     """One (value, times) per bucket that counts something: it lies in its bucket, and all together add up to ``total``.
@@ -17,11 +19,11 @@ def representatives(bounds: Sequence[float], counts: Sequence[int], total: float
     least = math.fsum(low * times for low, _, times in finite)
     width = math.fsum((high - low) * times for low, high, times in finite)
     if beyond:
-        share = min(0.5, (total - least - beyond * last * 1.001) / width) if width else 0.5
+        share = min(0.5, (total - least - beyond * last * _ABOVE) / width) if width else 0.5
     else:
         share = (total - least) / width if width else 0.5
-    share = min(1.0, max(share, 1e-6))
+    share = min(1.0, max(share, _ABOVE - 1))
     for low, high, times in finite:
         yield min(high, low + share * (high - low)), times
     if beyond:
-        yield max(last * 1.001, (total - least - share * width) / beyond), beyond
+        yield max(last * _ABOVE, (total - least - share * width) / beyond), beyond

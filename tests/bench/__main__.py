@@ -25,6 +25,7 @@ from tests.bench import (
     memory,
     passthrough,
     pipeline,
+    probe,
     scrape,
     view,
 )
@@ -35,7 +36,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "hooks": hooks.measure, "deep": deep.measure, "guard": guard.measure, "frame": frame.measure,
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
-    "children": children.measure, "explain": explain.measure,
+    "children": children.measure, "explain": explain.measure, "probe": probe.measure,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +52,21 @@ class Engine:
 
         self.model.generate(self._ids, max_new_tokens=steps + _SETTLE + 1, do_sample=False, stopping_criteria=[stamp])
         return Times(cpu[-1] - cpu[_SETTLE], wall[-1] - wall[_SETTLE], len(cpu) - 1 - _SETTLE)
+
+    def steps_cpu_ns(self, prepare: Sequence[Callable[[], object]]) -> list[int]:
+        """Main-thread CPU nanoseconds of one decode step for each of ``prepare``, which is called before its step."""
+        cpu: list[tuple[int, int]] = []
+
+        def stamp(*_: Any, **__: Any) -> Any:
+            ended, number = time.thread_time_ns(), len(cpu) - _SETTLE
+            if 0 <= number < len(prepare):
+                prepare[number]()
+            cpu.append((ended, time.thread_time_ns()))
+            return self._goes_on
+
+        self.model.generate(self._ids, max_new_tokens=len(prepare) + _SETTLE + 1, do_sample=False,
+                            stopping_criteria=[stamp])
+        return [after[0] - before[1] for before, after in zip(cpu[_SETTLE:], cpu[_SETTLE + 1:], strict=False)]
 
 
 def tiny() -> Engine:
