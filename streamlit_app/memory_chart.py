@@ -29,7 +29,7 @@ from streamlit_app.memory_data import (
 
 BARS = 48
 PARTS = 160  # of one bar: narrower ones are drawn together
-STEP = 18  # pixels
+STEP, AROUND, LEGEND = 18, 60, 26  # pixels: of a bar, of title and margins, of a row of the legend
 # Okabe and Ito's, less those that the fixed ones take.
 CACHE_COLOURS = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8B5FBF")
 FIXED = {"weights": "#0072B2", MORE_CACHES: "#A3D39C", OTHER: "#8A8F98", SEVERAL_HOLDERS: "#5A4632",
@@ -182,7 +182,7 @@ def segments(device: DeviceMap, colour: Mapping[str, str], most: int = BARS) -> 
             x=alt.X("at:Q", scale=reach, axis=None), y=y, text="pinned:N",
             tooltip=["held back:N", alt.Tooltip("blocks:Q", title="by blocks in use"),
                      alt.Tooltip("smallest:N", title="smallest of them")])
-    return drawn.properties(height=STEP * len(order), title="Segments, each over the full width, and their blocks")
+    return drawn.properties(height=STEP * len(order) + AROUND + LEGEND * -(-len(colour) // 6), title="Segments, each over the full width, and their blocks")
 
 
 def overview(device: DeviceMap, colour: Mapping[str, str]) -> Any:

@@ -87,12 +87,13 @@ class Maps:
             return _no(why)
         _states([])  # imports what reads them, which is no part of what a map costs
         began, tries, steady = time.thread_time_ns(), 0, False
+        before = set(self._held())
         while not steady and tries < TRIES:
             stats = {index: torch.stats(index) for index in used}
-            held = list(self._held())
             segments = torch.segments(kind)
             after = {index: torch.stats(index) for index in used}
             stats, steady, tries = after, after == stats, tries + 1
+        held = before.intersection(self._held())  # who holds an address before and after held it meanwhile
         states, recorded = _states(segments), _recorded(segments)
         if sum(len(segment.blocks) for state in states.values() for segment in state) > MOST_BLOCKS:
             return self._wait(now_ns, began, _no(CROWDED))

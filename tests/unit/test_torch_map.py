@@ -124,32 +124,51 @@ def test_costly_maps_are_rare(sources: list[TorchSource], monkeypatch: pytest.Mo
     assert fact(sources[0]) == model.Availability(maps.SUBJECT, True, "")
 
 
+def busy(fake: Mapped, snapshots: int) -> None:
+    """The engine allocates right after each of the first snapshots."""
+    listed = fake.cuda.memory.memory_snapshot
+
+    def snapshot(mempool_id: object = None, include_traces: bool = True) -> list[Any]:
+        found: list[Any] = listed(mempool_id, include_traces)
+        if fake.snapshots <= snapshots:
+            fake.twin.alloc(1 * MIB)
+        return found
+
+    fake.cuda.memory.memory_snapshot = snapshot
+
+
 def test_a_map_of_no_one_moment_says_so(sources: list[TorchSource]) -> None:
     """Where the engine allocates during every try, three are made, and the map is told as not of one moment."""
     fake = fragmented()
-
-    def held() -> Any:
-        fake.twin.alloc(1 * MIB)
-        return ()
-
-    sources.append(source_on(fake, lambda: True, held))
+    busy(fake, 99)
+    sources.append(source_on(fake, lambda: True))
     (found,) = taken(sources[0])
     assert (found.steady, fake.snapshots) == (False, 3)
 
 
 def test_a_second_try_is_of_one_moment(sources: list[TorchSource]) -> None:
     """Where the engine allocates during the first try only, the second one's map is that of the statistics."""
-    fake, once = fragmented(), [True]
-
-    def held() -> Any:
-        if once.pop() if once else False:
-            fake.twin.alloc(1 * MIB)
-        return ()
-
-    sources.append(source_on(fake, lambda: True, held))
+    fake = fragmented()
+    busy(fake, 1)
+    sources.append(source_on(fake, lambda: True))
     (found,) = taken(sources[0])
     assert (found.steady, fake.snapshots) == (True, 2)
     assert sums(unpack(found.packed)).allocated == found.allocated_bytes == fake.twin.stats().allocated
+
+
+def test_a_holder_that_moves_meanwhile_is_not_guessed(sources: list[TorchSource]) -> None:
+    """A cache that grows between two looks has no block there; what stayed where it was has its holder."""
+    fake, looks = fragmented(), [0]
+
+    def held() -> Any:
+        looks[0] += 1
+        if looks[0] == 2:
+            fake.grow("anna")
+        return fake.held()
+
+    sources.append(source_on(fake, lambda: True, held))
+    (found,) = taken(sources[0])
+    assert {name for _, name, _ in found.holders} == {"ben", "tiny"}
 
 
 def _crowd(fake: Mapped) -> None:
