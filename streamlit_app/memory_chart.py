@@ -182,7 +182,8 @@ def segments(device: DeviceMap, colour: Mapping[str, str], most: int = BARS) -> 
             x=alt.X("at:Q", scale=reach, axis=None), y=y, text="pinned:N",
             tooltip=["held back:N", alt.Tooltip("blocks:Q", title="by blocks in use"),
                      alt.Tooltip("smallest:N", title="smallest of them")])
-    return drawn.properties(height=STEP * len(order) + AROUND + LEGEND * -(-len(colour) // 6), title="Segments, each over the full width, and their blocks")
+    return drawn.properties(height=STEP * len(order) + AROUND + LEGEND * -(-len(colour) // 6),
+                            title="Segments, each over the full width, and their blocks")
 
 
 def overview(device: DeviceMap, colour: Mapping[str, str]) -> Any:
