@@ -1,7 +1,9 @@
 // Tensors of a virtual device seen as the host's, over the same memory, and results taken back.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/SmallVector.h>
 
@@ -101,7 +103,6 @@ public:
             if (alias.storage().data() != known.data) {
                 c10::DeviceGuard guard(known.tensor.device());
                 const c10::Storage &storage = known.tensor.storage();
-                at::globalContext().getAcceleratorHooksInterface();
                 resize_storage(storage, alias.storage().nbytes());
                 if (alias.storage().nbytes())
                     std::memcpy(storage.unsafeGetStorageImpl()->mutable_data(), alias.storage().data(), alias.storage().nbytes());
