@@ -187,6 +187,8 @@ def _start(texts: Mapping[str, str]) -> None:
         from kvobs import config
 
         loaded = config.load(os.environ, **texts)
+        if loaded.virtual_gpu:
+            _set_up_virtual(loaded.virtual_gpu, loaded.virtual_latency)
         if not loaded.enabled:
             return
         from kvobs import runtime
@@ -195,6 +197,17 @@ def _start(texts: Mapping[str, str]) -> None:
         _finish_forked_workers()
     except Exception as error:
         _report(error)
+
+
+def _set_up_virtual(sizes: tuple[int, ...], latency: str) -> None:
+    from kvobs import virtual
+
+    try:
+        virtual.setup(sizes, latency=None if latency == "off" else latency.upper())
+    except virtual.Unavailable as error:
+        import logging
+
+        logging.getLogger("kvobs").error("kvobs: %s", error)
 
 
 def _current() -> Runtime | None:

@@ -47,6 +47,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     jaeger_url: str = ""
     native: str = "auto"
     cpu_allocations: str = "auto"
+    virtual_gpu: tuple[int, ...] = ()
+    virtual_latency: str = "off"
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -102,6 +104,20 @@ def parse_size(text: str) -> int:
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(text)
     return int(match[1]) * _SIZE_UNITS[match[2].lower()]
+
+
+LEAST_DEVICE, MOST_DEVICE = 32 * 1024**2, 1024**4
+MOST_DEVICES = 16
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """Bytes of each virtual device of ``"24GiB,24GiB"``; none for ``off``. ValueError otherwise."""
+    if text.strip().lower() == "off":
+        return ()
+    found = tuple(map(parse_size, text.split(",")))
+    if len(found) > MOST_DEVICES or not all(LEAST_DEVICE <= size <= MOST_DEVICE for size in found):
+        raise ValueError(text)
+    return found
 
 
 def _store_size(text: str) -> int:
@@ -181,6 +197,10 @@ SETTINGS: tuple[Setting, ...] = (
             "not counted"),
     Setting("cpu_allocations", _one_of("auto", "off"), "auto or off",
             "count every CPU allocation of torch, with a compiled probe in front of its allocator"),
+    Setting("virtual_gpu", parse_devices, "sizes of 1 to 16 devices from 32MiB to 1TiB, such as 24GiB,24GiB, or off",
+            "give torch virtual GPUs (vgpu:0 …) of these sizes: compute on the CPU, memory as CUDA has it"),
+    Setting("virtual_latency", _one_of("off", "a100", "l40s"), "off, A100 or L40S",
+            "let device calls of the virtual GPU take the time that they take on such a GPU (modelled)"),
     Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )
@@ -193,7 +213,7 @@ def markdown() -> str:
     lines = ["| setting | environment | default | allowed | meaning |", "|---|---|---|---|---|"]
     for setting in SETTINGS:
         value = getattr(plain, setting.name)
-        shown = ":".join(map(str, value)) if isinstance(value, tuple) else value or "-"
+        shown = ":".join(map(str, value)) if isinstance(value, tuple) and value else value or "-"
         lines.append(f"| `{setting.name}` | `{ENV_PREFIX}{setting.name.upper()}` | `{shown}` | {setting.allowed} | "
                      f"{setting.meaning} |")
     return "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -51,7 +52,7 @@ def library(compilers: Sequence[str] = COMPILERS, directories: Sequence[Path] | 
     Raises:
         BuildError: there is no compiler, it failed, or no directory is fit to keep the library in.
     """
-    compiler = next((found for found in map(shutil.which, compilers) if found), None)
+    compiler = compiler_of(compilers)
     if compiler is None:
         raise BuildError(f"There is no C++ compiler ({', '.join(compilers)}) on the PATH.")
     unit = unit or core_unit()
@@ -63,6 +64,22 @@ def library(compilers: Sequence[str] = COMPILERS, directories: Sequence[Path] | 
         except OSError as error:
             problems.append(f"{directory}: {error.strerror or error}")
     raise BuildError(f"No directory is fit to keep {unit.name} in ({'; '.join(problems) or 'none is known'}).")
+
+
+def compiler_of(compilers: Sequence[str] = COMPILERS) -> str | None:
+    """The path of the compiler that serves; None if there is none."""
+    return next((found for found in map(shutil.which, compilers) if found), None)
+
+
+def in_cache(unit: Unit) -> bool:
+    """Is the library there, so that ``library`` compiles nothing? A damaged one counts too.
+
+    Raises:
+        BuildError: the compiler does not run, or the sources cannot be read.
+    """
+    compiler = compiler_of()
+    return compiler is not None and any((directory / f"{_fingerprint(compiler, unit)}.so").exists()
+                                        for directory in cache_directories())
 
 
 def cache_directories() -> list[Path]:
@@ -151,15 +168,39 @@ def _private(directory: Path) -> Path:
 
 
 def _load(compiler: str, path: Path, unit: Unit) -> ctypes.CDLL:
-    if _trusted(path) and _whole(path):
-        try:
-            return ctypes.CDLL(str(path))
-        except OSError:
-            path.unlink()  # of another system, for instance
-    compile_unit(compiler, path, unit)
-    if not _trusted(path):
+    found = _from_cache(path)
+    if found is not None:
+        return found
+    with _alone(path.with_suffix(".lock")):  # several processes of a server begin at once: one compiles for all
+        found = _from_cache(path)
+        if found is None:
+            compile_unit(compiler, path, unit)
+    if found is None and not _trusted(path):
         raise PermissionError("the library there is not this user's")
-    return ctypes.CDLL(str(path))
+    return found or ctypes.CDLL(str(path))
+
+
+def _from_cache(path: Path) -> ctypes.CDLL | None:
+    if not _trusted(path) or not _whole(path):
+        return None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # of another system, for instance
+        path.unlink(missing_ok=True)
+        return None
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process does the same; the system ends the lock of one that dies."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+        with contextlib.suppress(FileNotFoundError):
+            lock.unlink()
 
 
 def _whole(path: Path) -> bool:

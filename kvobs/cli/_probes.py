@@ -36,6 +36,7 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Avail
         *(library(name, needed.get(name), "torch") for name in ("torch", "transformers")),
         *polled(NvmlSource()),
         *polled(HostSource()),
+        virtual_gpu(),
         library("opentelemetry-sdk", None, "otel"),
         *otlp(config, environ),
         library("prometheus-client", None, "prometheus"),
@@ -45,6 +46,17 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Avail
     if not config.enabled:
         findings.insert(0, Availability("kvobs", False, "The setting 'enabled' is off, so nothing is observed."))
     return findings
+
+
+def virtual_gpu() -> Availability:
+    """Whether a virtual GPU can be had; nothing is compiled for the answer."""
+    from kvobs import virtual
+
+    reason = virtual.why_not(build=False)
+    if reason is not None:
+        return Availability("virtual GPU", False, reason)
+    how = "is compiled" if virtual.compiled() else "will be compiled at its first use"
+    return Availability("virtual GPU", True, f"It {how}: kvobs run --virtual-gpu 24GiB -- python serve.py.")
 
 
 def library(name: str, needed: Requirement | None, extra: str) -> Availability:

@@ -36,11 +36,14 @@ def run(ctx: typer.Context,
         window_ms: Annotated[str | None, _setting("window_ms")] = None,
         deep: Annotated[bool, typer.Option("--deep", help=_MEANING["deep"].partition(":")[0])] = False,
         overhead_percent: Annotated[str | None, _setting("overhead_percent")] = None,
+        virtual_gpu: Annotated[str | None, _setting("virtual_gpu")] = None,
+        virtual_latency: Annotated[str | None, _setting("virtual_latency")] = None,
         config_file: Annotated[str | None, typer.Option("--config", help="a TOML file of settings")] = None) -> None:
     """Run a command and observe it: kvobs run -- python serve.py."""
     given = {"store": store, "store_max_bytes": store_max_bytes, "prometheus": prometheus, "otlp": otlp,
              "session_ids": session_ids, "window_ms": window_ms,
-             "deep": "on" if deep else None, "overhead_percent": overhead_percent}
+             "deep": "on" if deep else None, "overhead_percent": overhead_percent,
+             "virtual_gpu": virtual_gpu, "virtual_latency": virtual_latency}
     command = ctx.args  # as given: Typer would convert an argument that is declared
     if not command:
         raise Refused("There is no command to run; write it after --, as in: kvobs run -- python serve.py.")
@@ -49,7 +52,24 @@ def run(ctx: typer.Context,
     if flags := unseen_flags(command, environ):
         print(f"kvobs: {command[0]} {' '.join(flags)} does not run the sitecustomize of PYTHONPATH, so this process is "
               "not observed.", file=sys.stderr)
+    if config.load(environ).virtual_gpu:
+        _prepare_virtual()
     become(command, environ)
+
+
+def _prepare_virtual() -> None:
+    """Compile the virtual GPU before the command needs it.
+
+    Raises:
+        Refused: it cannot be had.
+    """
+    from kvobs import virtual
+
+    if virtual.why_not(build=False) is None and not virtual.compiled():
+        print("kvobs: compiling the virtual GPU, once for this version of torch (half a minute).", file=sys.stderr)
+    reason = virtual.why_not()
+    if reason is not None:
+        raise Refused(reason)
 
 
 def child_environment(environ: Mapping[str, str], given: Mapping[str, str],

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvobs.config import parse_size
-
-LEAST_BYTES, MOST_BYTES = 32 << 20, 1 << 40
-MOST_DEVICES = 16
+from kvobs.config import LEAST_DEVICE, MOST_DEVICE, MOST_DEVICES, parse_size
 
 
 class Unavailable(ValueError):
@@ -75,7 +72,7 @@ def sizes(devices: Sequence[str | int]) -> tuple[int, ...]:
             size = text if isinstance(text, int) else parse_size(text)
         except ValueError:
             size = 0
-        if not LEAST_BYTES <= size <= MOST_BYTES:
+        if not LEAST_DEVICE <= size <= MOST_DEVICE:
             raise Unavailable(f"{text!r} is no size of a virtual device; from 32MiB to 1TiB is allowed, such as 24GiB.")
         found.append(size)
     return tuple(found)

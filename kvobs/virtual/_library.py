@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from kvobs.allocator._build import SOURCES, BuildError, Unit, library
+from kvobs.allocator._build import COMPILERS, SOURCES, BuildError, Unit, compiler_of, in_cache, library
 from kvobs.config import ConfigError, load
 from kvobs.virtual._devices import Unavailable
 
@@ -86,20 +86,50 @@ def unit() -> Unit:
     return Unit("the virtual GPU", "vgpu.cpp", (NATIVE, SOURCES), flags, (version,))
 
 
+def why_not(build: bool = True) -> str | None:
+    """Why there can be no virtual GPU here, in a sentence; None if there can.
+
+    With ``build`` it is compiled for it the first time; without, nothing is done, and a compiler is taken at its word.
+    """
+    try:
+        if build:
+            opened()
+        else:
+            _ready()
+    except Unavailable as error:
+        return str(error)
+    return None
+
+
+def compiled() -> bool:
+    """Is the library in the cache already?"""
+    try:
+        return in_cache(_ready())
+    except (BuildError, Unavailable):
+        return False
+
+
+def _ready() -> Unit:
+    try:
+        if load().native == "off":
+            raise Unavailable("The virtual GPU is compiled C++, which is switched off (native=off).")
+        if compiler_of() is None:
+            raise Unavailable(f"The virtual GPU needs a C++ compiler; none ({', '.join(COMPILERS)}) is on the PATH.")
+    except ConfigError as error:
+        raise Unavailable(str(error)) from None
+    return unit()
+
+
 def opened() -> Library:
     """The library, loaded; the first time of a machine it is compiled (about half a minute).
 
     Raises:
         Unavailable: it cannot be had.
     """
+    made = _ready()
     try:
-        if load().native == "off":
-            raise Unavailable("The virtual GPU is compiled C++, which is switched off (native=off).")
-        made = unit()
         import torch  # noqa: F401  (its libraries must be loaded first)
 
         return Library(library(unit=made))
-    except ConfigError as error:
-        raise Unavailable(str(error)) from None
     except (BuildError, OSError) as error:
         raise Unavailable(f"There is no virtual GPU: {error}") from None

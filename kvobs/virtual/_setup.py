@@ -55,15 +55,6 @@ def profile_name() -> str | None:
     return None if _set_up is None else _set_up[1]
 
 
-def why_not() -> str | None:
-    """Why there can be no virtual GPU here, in a sentence; None if there can. Compiles it the first time."""
-    try:
-        _library.opened()
-    except Unavailable as error:
-        return str(error)
-    return None
-
-
 def _register(wanted: tuple[int, ...]) -> Library:
     import torch
 

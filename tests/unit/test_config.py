@@ -30,6 +30,8 @@ ACCEPTED: dict[str, list[tuple[str, object]]] = {
     "overhead_percent": [("0.1", 0.1), ("100", 100.0), ("2.5%", 2.5), (" 7 ", 7.0)],
     "native": [("off", "off"), ("AUTO ", "auto")],
     "cpu_allocations": [("off", "off"), ("Auto", "auto")],
+    "virtual_gpu": [("off", ()), ("24GiB", (24 << 30,)), ("32 MiB, 1TiB", (32 << 20, 1 << 40))],
+    "virtual_latency": [("off", "off"), ("A100", "a100"), ("l40s", "l40s")],
     "jaeger_url": [("off", ""), ("http://jaeger:16686/", "http://jaeger:16686"),
                    ("https://x.example/jaeger", "https://x.example/jaeger")],
 }
@@ -49,6 +51,8 @@ REFUSED: dict[str, list[str]] = {
     "overhead_percent": ["0", "0.09", "101", "nan", "inf", "-1", "five"],
     "native": ["on", "C++", ""],
     "cpu_allocations": ["on", "64", ""],
+    "virtual_gpu": ["", "24", "31MiB", "2TiB", "24GiB,", "24GB", ",".join(["1GiB"] * 17)],
+    "virtual_latency": ["on", "H100", ""],
     "jaeger_url": ["jaeger:16686", "ftp://x", "http://", "http://a b", 'http://x"onclick=', "javascript:alert(1)",
                    "http://x/?q=1"],
 }

@@ -51,6 +51,20 @@ def test_compiled_once(counting: Path, tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_processes_that_begin_at_once_compile_once(counting: Path, tmp_path: Path) -> None:
+    """While one process compiles, others wait for its library instead of compiling it too; no lock is left behind."""
+    slow = tmp_path / "slow-c++"
+    slow.write_text(counting.read_text().replace("while [", "sleep 1\nwhile [", 1))
+    slow.chmod(0o755)
+    cache = tmp_path / "cache"
+    code = (f"import pathlib; from kvobs.allocator import _build\n"
+            f"_build.library([{str(slow)!r}], [pathlib.Path({str(cache)!r})])")
+    children = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(3)]
+    assert [child.wait() for child in children] == [0, 0, 0]
+    assert (compiled(tmp_path), len(list(cache.iterdir()))) == (1, 1)
+
+
+@needs_compiler
 @pytest.mark.parametrize("damage", ["cut short", "writable by others", "another user's", "a link"])
 def test_a_library_that_cannot_be_trusted_is_compiled_anew(counting: Path, tmp_path: Path, damage: str) -> None:
     """A cached file that is damaged, or that somebody else could have written, is replaced and never loaded."""
