@@ -102,7 +102,8 @@ def test_defaults_pass_their_own_parsers() -> None:
     """Every default is a value that the setting's own text form can express."""
     for setting in SETTINGS:
         default = getattr(Config(), setting.name)
-        text = {"store": "off", "prometheus": "127.0.0.1:9464", "session_key": "", "virtual_gpu": "off"}.get(setting.name, str(default))
+        own = {"store": "off", "prometheus": "127.0.0.1:9464", "session_key": "", "virtual_gpu": "off"}
+        text = own.get(setting.name, str(default))
         assert setting.parse(text) == default, setting.name
 
 
