@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvobs import model
-from kvobs.catalog import BY_NAME, ROWS
+from kvobs.catalog import BY_NAME, LATENCY_BUCKETS, ROWS
 from kvobs.metrics import Histogram, Metrics
 from tests.events import attention, blocks, origin, step, turn
 
@@ -28,6 +28,7 @@ ORIGINS = st.builds(origin, NAMES, DEVICES, st.sampled_from(["DynamicCache", "St
 PARTS = st.just(()) | st.lists(st.tuples(DEVICES, SIZES, SIZES, SIZES), min_size=1, max_size=3,
                                unique_by=lambda part: part[0]).map(tuple)
 CACHES = st.integers(1, 4)
+COUNTS = st.lists(st.integers(0, 9), min_size=len(LATENCY_BUCKETS) + 1, max_size=len(LATENCY_BUCKETS) + 1).map(tuple)
 EVENTS = st.one_of(
     st.builds(step, origin=ORIGINS, cache_id=CACHES, prefill=st.booleans(), tokens=SIZES, duration_ns=NS, hook_ns=NS,
               kv_bytes=SIZES, kv_reserved_bytes=SIZES, kv_largest_bytes=SIZES, reallocations=SIZES,
@@ -42,6 +43,7 @@ EVENTS = st.one_of(
               t_ns=NS.map(lambda t: t + 3 * 10**9), ttft_ns=st.none() | NS, tpot_ns=st.none() | NS, hook_ns=NS,
               prompt_tokens=SIZES, new_tokens=SIZES),
     st.builds(model.Allocation, st.just(0), DEVICES, SIZES, NS),
+    st.builds(model.AllocationLatencies, st.just(0), DEVICES, COUNTS, NS),
     st.builds(lambda device, used, free, largest: model.AllocatorState(0, device, used + free, used, largest),
               DEVICES, SIZES, SIZES, st.none() | SIZES),
     st.builds(model.OutOfMemory, st.just(0), st.none() | ORIGINS, st.just(""), st.just("")),
@@ -173,6 +175,15 @@ def observed(events: list[model.Event]) -> dict[str, dict[Key, list[float]]]:
     return found
 
 
+def counted_natively(events: list[model.Event]) -> dict[Key, list[tuple[tuple[int, ...], float]]]:
+    """Allocation latencies that came as counts: (counts, sum in seconds) by device."""
+    found: dict[Key, list[tuple[tuple[int, ...], float]]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, model.AllocationLatencies):
+            found[event.device,].append((event.counts, event.sum_ns / 1e9))
+    return found
+
+
 def alive(events: list[model.Event]) -> Points:
     """Gauges of what is alive at the end: caches, pools, allocators, facts; each from its last words."""
     steps: dict[int, tuple[int, model.Step | model.Resized]] = {}
@@ -288,15 +299,19 @@ def test_the_fold_equals_a_recomputation(program: list[tuple[int, model.Event]],
         mine, theirs = found.get(name, {}), expected.get(name, {})
         assert mine.keys() == theirs.keys(), name
         assert all(same(mine[key], theirs[key]) for key in mine), (name, mine, theirs)  # type: ignore[arg-type]
-    values = observed(events)
+    values, natively = observed(events), counted_natively(events)
     for name in (row.name for row in ROWS if row.kind == "histogram"):
-        assert found.get(name, {}).keys() == values.get(name, {}).keys(), name
+        more = natively if name == "kvobs.alloc.latency" else {}
+        assert found.get(name, {}).keys() == values.get(name, {}).keys() | more.keys(), name
         for key, histogram in found.get(name, {}).items():
             assert isinstance(histogram, Histogram)
             bounds = BY_NAME[name].buckets
             edges = list(zip((-math.inf, *bounds), (*bounds, math.inf), strict=True))
-            assert histogram.counts == [sum(low < v <= high for v in values[name][key]) for low, high in edges], name
-            assert same(histogram.total, math.fsum(values[name][key])), name
+            added = more.get(key, [])
+            own = [sum(low < v <= high for v in values[name][key]) for low, high in edges]
+            assert histogram.counts == [
+                sum(column) for column in zip(own, *(counts for counts, _ in added), strict=True)], name
+            assert same(histogram.total, math.fsum(values[name][key]) + math.fsum(total for _, total in added)), name
 
 
 @given(PROGRAMS, st.integers(1, 3), st.integers(1, 30))
