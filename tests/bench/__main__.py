@@ -27,6 +27,7 @@ from tests.bench import (
     pipeline,
     probe,
     scrape,
+    vgpu,
     view,
 )
 from tests.bench._rows import Measurement, Plan, Progress, Row
@@ -37,6 +38,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
     "children": children.measure, "explain": explain.measure, "probe": probe.measure,
+    "vgpu": vgpu.measure,
 }
 
 
