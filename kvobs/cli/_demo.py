@@ -1,4 +1,4 @@
-"""``kvobs demo``: a real small model, eight turns, and what its KV cache did."""
+"""``kvobs demo``: a real small model and what its KV caches did; or a scripted incident of known truth."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ import typer
 from kvobs.cli._errors import Refused
 
 _NEEDED = ("torch", "transformers", "gguf", "accelerate")
+_SCENARIO = ("torch", "transformers")
+_LONGEST_HOLD_S = 86_400
 
 
-def demo(turns: Annotated[int, typer.Option(help="How many turns the conversation has.")] = 8,
+def demo(turns: Annotated[int, typer.Option(help="How many turns the main conversation has.")] = 8,
          as_json: Annotated[bool, typer.Option("--json", help="One JSON object per turn on stdout.")] = False,
          deep: Annotated[bool, typer.Option("--deep", help="Also sample attention (see the live view).")] = False,
-         ) -> int:
-    """Observe a real conversation with a small model on this machine's CPU."""
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+         device: Annotated[str, typer.Option(help="vgpu, cpu, or auto for the first that can be had.")] = "auto",
+         scenario: Annotated[str | None, typer.Option(
+             help="A scripted incident of known truth instead: fragmentation, oom, migration or leak.",
+             show_default=False)] = None,
+         hold: Annotated[float, typer.Option(help="After a scenario, go on serving metrics for so many seconds.",
+                                             min=0, max=_LONGEST_HOLD_S)] = 0) -> int:
+    """Observe real conversations with a small model, on a virtual GPU or on this machine's CPU."""
+    if missing := [name for name in (_NEEDED if scenario is None else _SCENARIO) if find_spec(name) is None]:
         raise Refused(f"The demo needs {', '.join(missing)}; install with: "
                       "pip install 'kvobs[torch,lab,otel,prometheus]'.")
+    if scenario is not None:
+        from kvobs.lab import scenarios
+
+        return scenarios.run(scenario, as_json=as_json, hold_s=hold)
     from kvobs.lab.demo import run
 
-    return run(turns=turns, as_json=as_json, deep=deep)
+    return run(turns=turns, as_json=as_json, deep=deep, device=device)

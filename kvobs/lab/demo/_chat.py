@@ -1,4 +1,4 @@
-"""A conversation with one model over one KV cache: each turn prefills only what is new.
+"""Conversations with one model, each over a KV cache of its own: every turn prefills only what is new.
 
 Nothing here knows of kvobs: it is the user's side of the demo, plain transformers.
 """
@@ -6,8 +6,9 @@ Nothing here knows of kvobs: it is the user's side of the demo, plain transforme
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,66 +33,84 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Chat:
-    """A model and the conversation so far. Greedy, so the same lines give the same replies.
+class Model:
+    """A checkpoint with its tokenizer, and its weights once per device."""
 
-    Beyond the model's context the conversation begins anew, with a new cache.
-    """
-
-    def __init__(self, directory: Path, new_tokens: int) -> None:
-        """Load the checkpoint in ``directory``; a reply has at most ``new_tokens`` tokens."""
+    def __init__(self, directory: Path, devices: Sequence[str] = ("cpu",)) -> None:
+        """Load the checkpoint in ``directory`` on each of ``devices``."""
         with quiet():
-            self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-            self._model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True)
-        self._new_tokens = new_tokens
-        self._context: int = self._model.config.max_position_embeddings
+            self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            loaded = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True)
+        self.config: Any = loaded.config
+        self.on: dict[str, Any] = {device: copy.deepcopy(loaded).to(device) for device in devices[1:]}
+        self.on[devices[0]] = loaded.to(devices[0])
         # transformers 5.24 renamed the argument and warns about the older name.
-        accepted = inspect.signature(type(self._model).forward).parameters
-        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
-        self._begin()
+        accepted = inspect.signature(type(loaded).forward).parameters
+        self.cache_argument = "cache" if "cache" in accepted else "past_key_values"
 
-    def _begin(self) -> None:
-        self._cache = DynamicCache(config=self._model.config)
+
+class Chat:
+    """The conversation so far. Greedy, so the same lines give the same replies."""
+
+    def __init__(self, model: Model, device: str = "cpu") -> None:
+        self._model, self.device = model, device
+        self.begun = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, with a new cache."""
+        self.begun += 1
+        self.cache = DynamicCache(config=self._model.config)
         self._messages: list[dict[str, str]] = []
         self._seen = ""
         self.tokens: list[int] = []
 
-    def say(self, line: str, on_text: OnText | None = None) -> str:
+    def has_room(self, line: str, new_tokens: int) -> bool:
+        """Whether the line and its reply still fit the model's context."""
+        needed = len(self.tokens) + len(self._prompt(line)[1]) + new_tokens
+        return not self.tokens or needed <= int(self._model.config.max_position_embeddings)
+
+    def move(self, device: str) -> None:
+        """Go on elsewhere: each layer of the cache moves to another device, on which the weights are too."""
+        for layer in self.cache.layers:
+            layer.device = torch.device(device)
+            layer.prefetch()
+        self.device = device
+
+    def say(self, line: str, new_tokens: int, on_text: OnText | None = None) -> str:
         """The model's reply to a line of the user.
 
         Args:
             line: what the user says.
+            new_tokens: how many the reply may have.
             on_text: called with the reply's text, piece by piece.
         """
         prompt, new = self._prompt(line)
-        if len(self.tokens) + len(new) + self._new_tokens > self._context and self.tokens:
-            self._begin()
-            prompt, new = self._prompt(line)
-        ids = torch.tensor([self.tokens + new])
+        ids = torch.tensor([self.tokens + new], device=self.device)
         streamer = _Pieces(self._decode, on_text) if on_text is not None else None
         # The penalty keeps a model of this size from repeating itself; it is as deterministic as greedy search.
-        output = self._model.generate(
+        output = self._model.on[self.device].generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, repetition_penalty=1.1,
-            max_new_tokens=self._new_tokens, streamer=streamer, **{self._cache_argument: self._cache})
+            max_new_tokens=new_tokens, streamer=streamer, **{self._model.cache_argument: self.cache})
         reply = output[0, ids.shape[1]:].tolist()
         text = self._decode(reply)
         self._messages += [{"role": "user", "content": line}, {"role": "assistant", "content": text}]
         self._seen = prompt + text
         # The template writes the end-of-turn token itself; the model may have been cut off before it.
         self.tokens = output[0].tolist()
-        if self.tokens[-1] == self._tokenizer.eos_token_id:
+        if self.tokens[-1] == self._model.tokenizer.eos_token_id:
             self.tokens.pop()
         return text.strip()
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._model.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def _prompt(self, line: str) -> tuple[str, list[int]]:
         """The whole conversation with ``line`` as the template writes it, and the token ids of what is new in it."""
-        prompt: str = self._tokenizer.apply_chat_template(
+        prompt: str = self._model.tokenizer.apply_chat_template(
             [*self._messages, {"role": "user", "content": line}], tokenize=False, add_generation_prompt=True)
-        new: list[int] = self._tokenizer(prompt[len(self._seen):], add_special_tokens=False)["input_ids"]
+        new: list[int] = self._model.tokenizer(prompt[len(self._seen):], add_special_tokens=False)["input_ids"]
         return prompt, new
 
 

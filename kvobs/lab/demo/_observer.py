@@ -7,14 +7,19 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kvobs import config as configuration
 from kvobs import runtime
 from kvobs.lab.demo._errors import DemoError
-from kvobs.model import Turn
+from kvobs.model import Migration, Turn
 from kvobs.store import StoreError, StoreReader
+
+if TYPE_CHECKING:
+    from kvobs.allocator.forecast import NextStep
+    from kvobs.store import Point
 
 _ATTEMPTS, _PAUSE_S = 100, 0.1
 _MARGIN_NS = 3_600_000_000_000  # the wall clock may have been set since the store began
@@ -24,8 +29,8 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 class Observer:
     """The running kvobs. A runtime that was there before is used and left running."""
 
-    def __init__(self, *, deep: bool = False) -> None:
-        """Start kvobs.
+    def __init__(self, *, deep: bool = False, overhead_percent: float | None = None) -> None:
+        """Start kvobs; what is given here holds instead of the setting, where no runtime was there.
 
         Raises:
             kvobs.config.ConfigError: a setting was refused.
@@ -44,12 +49,15 @@ class Observer:
             config = msgspec.structs.replace(config, store=Path(self._scratch.name))
         if deep and found is None:
             config = msgspec.structs.replace(config, deep=True)
+        if overhead_percent is not None and found is None:
+            config = msgspec.structs.replace(config, overhead_percent=overhead_percent)
         assert config.store is not None
-        self._directory: Path = config.store
+        self.directory: Path = config.store
         self._own = found is None
         self._runtime = runtime.start(config)
         self._since_wall_ns = time.time_ns() - _MARGIN_NS
         self._seen = len(self._recorded())
+        self._moves = len(self._moved())
 
     def turn(self) -> Turn:
         """The turn that has just ended, as it was recorded.
@@ -63,14 +71,58 @@ class Observer:
                 self._seen += 1
                 return recorded[self._seen - 1]
             threading.Event().wait(_PAUSE_S)
-        raise DemoError(f"kvobs recorded no turn in the store in {self._directory}; its log says why.", 1)
+        raise DemoError(f"kvobs recorded no turn in the store in {self.directory}; its log says why.", 1)
+
+    def migrations(self) -> list[Migration]:
+        """What has moved from device to device since the last call, as it was recorded by the last ``turn``."""
+        found, self._moves = (moved := self._moved())[self._moves:], len(moved)
+        return found
+
+    def verdict(self, device: str) -> NextStep:
+        """What would become of the next step of all live caches on a device; estimated."""
+        return self._runtime.verdict(device)[0]
+
+    def usage(self, device: str) -> dict[str, int]:
+        """Bytes of the allocator of a device by state, as the last ``turn`` recorded them; nothing where unknown."""
+        return {point.attributes["state"]: int(point.value) for point in self.points("kvobs.allocator.usage")
+                if point.attributes["device"] == device}
+
+    def points(self, metric: str) -> list[Point]:
+        """The points of a metric that were recorded last: those of its latest second."""
+        try:
+            found = self.reader().points(metric, since_wall_ns=self._since_wall_ns)
+        except StoreError:
+            return []
+        return [point for point in found if point.wall_ns == found[-1].wall_ns]
+
+    def reader(self) -> StoreReader:
+        """What this process has recorded.
+
+        Raises:
+            StoreError: nothing so far.
+        """
+        return StoreReader(self.directory, processes=[self.process])
+
+    def record(self) -> None:
+        """Bring everything that has happened so far to the store."""
+        self._runtime.flush()
 
     def _recorded(self) -> list[Turn]:
         try:
-            stored = StoreReader(self._directory).turns(since_wall_ns=self._since_wall_ns)
+            return [stored.record for stored in self.reader().turns(since_wall_ns=self._since_wall_ns)]
         except StoreError:
             return []
-        return [found.record for found in stored if found.process == self._runtime.process_id]
+
+    def _moved(self) -> list[Migration]:
+        try:
+            return [stored.record for stored in self.reader().migrations(since_wall_ns=self._since_wall_ns)]
+        except StoreError:
+            return []
+
+    @property
+    def process(self) -> str:
+        """The id under which this process writes its store."""
+        return self._runtime.process_id
 
     @property
     def metrics(self) -> str | None:
@@ -81,11 +133,11 @@ class Observer:
         """Where metrics, traces and the store are, one sentence each."""
         metrics = (f"Metrics: {self.metrics} served them while the demo ran." if self.metrics is not None
                    else "Metrics: no page was served (see the setting prometheus and kvobs doctor).")
-        store = (f"Store: {self._directory} (process {self._runtime.process_id}); read it with: "
-                 f"kvobs export --parquet OUT {self._directory}" if self._kept
+        store = (f"Store: {self.directory} (process {self._runtime.process_id}); read it with: "
+                 f"kvobs export --parquet OUT {self.directory}" if self._kept
                  else "Store: off, as configured; the demo used one of its own and removed it.")
         if self._kept:
-            store += f"; look at it with: kvobs view {self._directory}"
+            store += f"; look at it with: kvobs view {self.directory}"
         return [metrics, f"Traces: {self._traces()}", store]
 
     def _traces(self) -> str:

@@ -1,4 +1,4 @@
-"""What the demo prints of a turn. Every number is kvobs's; here they only change units."""
+"""What the demo prints of its turns. Every number is kvobs's; here they only change units."""
 
 from __future__ import annotations
 
@@ -6,33 +6,41 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kvobs.allocator.forecast import NextStep
 from kvobs.analysis import article_fragmentation_rate, write_amplification
-from kvobs.model import Turn
+from kvobs.lab.demo._allocator import Held
+from kvobs.model import Migration, Turn
 
-PLAIN_WIDTH = 150  # a pipe has no width: wide enough that no cell is cut
-# Narrower than this, the columns go into two tables: sizes and times, then what was moved.
-_WHOLE_WIDTH = 140
-_SIZES, _MOVES = (0, 1, 2, 3, 4, 5, 11, 12), (0, 6, 7, 8, 9, 10)
-_COLUMNS = ("turn", "prompt\ntokens", "new\ntokens", "KV held\nMiB", "largest\nbuffer KiB", "article's\nrate",
-            "re-allo-\ncations", "written\nMiB", "copied\nMiB", "write ampli-\nfication", "migrations", "TTFT\nms",
-            "per token\nms")
-NOTE = ("The article's rate is (total - largest contiguous) / total, by the definition of the article that kvobs "
-        "follows; many equal buffers alone drive it to 1, so it is no measure of waste.\n"
-        "Write amplification is (written + copied) / written: a growing DynamicCache copies all of itself at each "
-        "token.\n"
-        "The article counts 0, 2 and 7 re-allocations in turns 1, 3 and 5; its hook saw other tensors than K and V. "
-        "Here each pass replaces both in every layer.")
+WIDTH = 100  # of a pipe, which has none
+NOTE = (
+    "Article's rate (S5): (allocated - largest free) / allocated; the article has 0.213 and 0.600 in its turns 6 and 7 "
+    "(12,480 and 13,120 MiB, of which 9,824 and 5,248 in one piece). It is near 1 whenever all is in use. GMLake: 1 - "
+    "peak active / peak reserved. Unused: (reserved - allocated) / reserved. None of the three tells what becomes of a "
+    "request: that is the next step's verdict (estimated: every live cache of the device grows by one token; the "
+    "model's own temporaries are not known).\n"
+    "Re-allocations (S6): the article has 0, 2 and 7 in turns 1, 3 and 5, calling 0, 100 and 57 % migrations; "
+    "its hook saw other tensors than K and V. Here each pass replaces both in every layer. Write amplification: "
+    "(written + copied) / written. Moved: K and V buffers that changed device since the session's last turn.")
+ON_CPU = "On the CPU there is no caching allocator: reserved and allocated are the C heap's, the rest is absent."
 
 
-def record(turn: Turn, text: str) -> dict[str, Any]:
-    """The object that ``--json`` prints for a turn; absent values are None."""
+def record(turn: Turn, text: str, conversation: str, held: Held, step: NextStep,
+           migrations: Sequence[Migration]) -> dict[str, Any]:
+    """The object that ``--json`` prints for a turn; absent values are None.
+
+    ``held`` is the allocator of the turn's device after it, ``step`` the verdict on what comes next there,
+    ``migrations`` what of the turn's cache has moved since the turn before.
+    """
     return {
+        "conversation": conversation,
         "turn": turn.turn,
         "session": turn.session,
+        "device": turn.origin.device,
         "prompt_tokens": turn.prompt_tokens,
         "new_tokens": turn.new_tokens,
         "kv_bytes": turn.kv_bytes,
@@ -41,47 +49,68 @@ def record(turn: Turn, text: str) -> dict[str, Any]:
         "reallocations": turn.reallocations,
         "bytes_written": turn.bytes_written,
         "bytes_copied": turn.bytes_copied,
-        "migrations": sum(buffers for _, _, buffers, _ in turn.migrations),
+        "migrations": sum(move.buffers for move in migrations),
+        "bytes_migrated": sum(move.bytes for move in migrations),
         "ttft_s": _seconds(turn.ttft_ns),
         "tpot_s": _seconds(turn.tpot_ns),
+        "allocator": msgspec.structs.asdict(held),
+        "next_step": {"verdict": step.verdict and str(step.verdict), "estimated": step.estimated,
+                      "sentence": step.sentence},
+        "model": turn.origin.model,
         "text": text,
     }
 
 
-def table_of(turns: Sequence[Turn], columns: Sequence[int] = range(13)) -> Table:
-    """One row per turn, of ``columns``; the title says of which model, cache and device."""
-    kinds = sorted({f"{o.model}, {o.cache}, {o.dtype} on {o.device}" for o in (turn.origin for turn in turns)})
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left",
-                  title=f"What the KV cache did, turn by turn ({'; '.join(kinds)})")
+def tables_of(records: Sequence[dict[str, Any]]) -> tuple[Table, Table]:
+    """What ``record`` made of the turns, one row each: what the allocator held (S5), what the KV cache did (S6)."""
+    model = ", ".join(dict.fromkeys(one["model"] for one in records))
+    allocator = _table(f"What the allocator held after each turn ({model})", (
+        "turn", "session", "device", "reserved\nMiB", "allocated\nMiB", "largest\nfree MiB", "article's\nrate",
+        "GMLake", "unused", "next\nstep"))
+    cache = _table("What each turn did to its KV cache", (
+        "turn", "session", "prompt\ntokens", "new\ntokens", "KV held\nMiB", "re-allo-\ncations", "copied\nMiB",
+        "write\nampl.", "moved", "moved\nMiB", "TTFT\nms", "token\nms"))
+    for one in records:
+        held, step = one["allocator"], one["next_step"]
+        allocator.add_row(
+            str(one["turn"]), one["conversation"], one["device"], _mebi(held["reserved_bytes"], 1),
+            _mebi(held["allocated_bytes"], 1), _mebi(held["largest_free_bytes"], 1),
+            *(_or_dash(held[name], "{:.3f}") for name in ("article_rate", "gmlake", "unused_share")),
+            step["verdict"] or "-")
+        cache.add_row(
+            str(one["turn"]), one["conversation"], str(one["prompt_tokens"]), str(one["new_tokens"]),
+            _mebi(one["kv_bytes"], 2), str(one["reallocations"]), _mebi(one["bytes_copied"], 1),
+            _or_dash(write_amplification(one["bytes_written"], one["bytes_copied"]), "{:.1f}"),
+            str(one["migrations"]), _mebi(one["bytes_migrated"], 2), _or_dash(one["ttft_s"], "{:.0f}", 1e3),
+            _or_dash(one["tpot_s"], "{:.1f}", 1e3))
+    return allocator, cache
+
+
+def print_tables(records: Sequence[dict[str, Any]], *, on_cpu: bool) -> None:
+    """Both tables on stdout, and what their columns mean."""
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for table in tables_of(records):
+        console.print()
+        console.print(table)
+    console.print(f"{ON_CPU}\n{NOTE}" if on_cpu else NOTE, highlight=False, markup=False)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    # One blank between columns: both tables fit 80 characters.
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 0), pad_edge=False,
+                  show_edge=False)
     for column in columns:
-        table.add_column(_COLUMNS[column], justify="right", no_wrap=True)
-    for turn in turns:
-        shown = record(turn, "")
-        cells = (
-            str(turn.turn), str(turn.prompt_tokens), str(turn.new_tokens), _mebi(turn.kv_bytes),
-            f"{turn.kv_largest_bytes / 1024:.1f}", _or_dash(shown["article_fragmentation_rate"], "{:.4f}"),
-            str(turn.reallocations), _mebi(turn.bytes_written), _mebi(turn.bytes_copied),
-            _or_dash(write_amplification(turn.bytes_written, turn.bytes_copied), "{:.1f}x"), str(shown["migrations"]),
-            _or_dash(turn.ttft_ns, "{:.0f}", 1e-6), _or_dash(turn.tpot_ns, "{:.1f}", 1e-6))
-        table.add_row(*(cells[column] for column in columns))
+        left = column in ("session", "device")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
     return table
-
-
-def print_table(turns: Sequence[Turn]) -> None:
-    """The table of all turns on stdout."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    console.print()
-    for columns in (range(13),) if console.width >= _WHOLE_WIDTH else (_SIZES, _MOVES):
-        console.print(table_of(turns, columns))
-    console.print(NOTE, highlight=False, markup=False)
 
 
 def _seconds(ns: int | None) -> float | None:
     return None if ns is None else ns / 1e9
 
 
-def _mebi(size: int) -> str:
-    return f"{size / 1024**2:.2f}"
+def _mebi(size: int | None, digits: int) -> str:
+    return "-" if size is None else f"{size / 1024**2:.{digits}f}"
 
 
 def _or_dash(value: float | None, form: str, scale: float = 1.0) -> str:
