@@ -1,8 +1,9 @@
-"""Write docs/demo.svg, the README's picture: the demo's table as a real run printed it."""
+"""Write docs/demo.svg, the README's picture: the demo's tables as a real run printed them."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -13,21 +14,21 @@ from pathlib import Path
 from rich.console import Console
 
 from kvobs.lab.demo import _report
-from kvobs.store import StoreReader
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
 
 
 def main() -> int:
-    """Run the demo with a store of its own and draw what that store holds."""
+    """Run the demo with a store of its own and draw what it told."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-m", "kvobs", "demo", "--json"], stdout=subprocess.DEVNULL, check=False,
-                              env=os.environ | {"KVOBS_STORE": folder, "KVOBS_PROMETHEUS": "off"})
+        done = subprocess.run([sys.executable, "-m", "kvobs", "demo", "--json"], stdout=subprocess.PIPE, check=False,
+                              text=True, env=os.environ | {"KVOBS_STORE": folder, "KVOBS_PROMETHEUS": "off"})
         if done.returncode:
             return done.returncode
-        turns = [stored.record for stored in StoreReader(folder).turns()]
-    console = Console(record=True, width=_report.PLAIN_WIDTH, file=io.StringIO())
-    console.print(_report.table_of(turns))
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    console = Console(record=True, width=_report.WIDTH, file=io.StringIO())
+    for table in _report.tables_of(told):
+        console.print(table, "")
     console.print(_report.NOTE, highlight=False, markup=False)
     PICTURE.parent.mkdir(exist_ok=True)
     # No font from elsewhere: the reader's own monospace draws it.
