@@ -115,13 +115,38 @@ inline void record_stream(at::Tensor &self, c10::Stream stream) {
     torch_allocator().recordStream(self.storage().data_ptr(), stream);
 }
 
+// Whether a gradient is wanted decides which attention kernel may be chosen.
+inline at::Tensor alias_with_grad(const at::Tensor &tensor) {
+    at::Tensor alias = host_alias(tensor);
+    if (is_virtual(tensor) && tensor.requires_grad()) alias.set_requires_grad(true);
+    return alias;
+}
+
 // The host's own choice, so that the host's attention kernels run.
 inline int64_t sdp_choice(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                           const std::optional<at::Tensor> &mask, double dropout, bool causal,
                           std::optional<double> scale, bool grouped) {
-    const std::optional<at::Tensor> host_mask = mask ? std::optional<at::Tensor>(host_alias(*mask)) : std::nullopt;
-    return at::_fused_sdp_choice(host_alias(query), host_alias(key), host_alias(value), host_mask, dropout, causal,
-                                 scale, grouped);
+    const std::optional<at::Tensor> host_mask = mask ? std::optional<at::Tensor>(alias_with_grad(*mask)) : std::nullopt;
+    return at::_fused_sdp_choice(alias_with_grad(query), alias_with_grad(key), alias_with_grad(value), host_mask, dropout,
+                                 causal, scale, grouped);
+}
+
+// Operators of which torch has a general form beside the host's kernel, which would win over the fallback and round
+// otherwise (layer norm), and those that choose their kernel by the device of their tensors (convolution).
+inline void prefer_host_kernels(torch::Library &library) {
+    c10::Dispatcher &all = c10::Dispatcher::singleton();
+    for (const c10::OperatorName &name : all.getAllOpNames()) {
+        if (name.name.rfind("aten::", 0) != 0) continue;
+        const auto op = all.findOp(name);
+        if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+            op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1))
+            continue;
+        if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+            op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+            library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    }
+    for (const char *name : {"convolution", "convolution_backward"})
+        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 }  // namespace kvobs::vgpu
