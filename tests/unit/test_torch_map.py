@@ -292,3 +292,24 @@ def test_a_look_is_over_after_ten_seconds(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "kvobs.watch").symlink_to(tmp_path / "elsewhere")
     assert not touch(tmp_path)
+
+
+def test_recorded_stacks_tell_the_kind_of_what_nobody_is_known_to_hold(sources: list[TorchSource]) -> None:
+    """A block with a stack of an optimizer is told as estimated from it; a cache's block stays the cache's."""
+    fake = fragmented()
+    state = fake.twin.alloc(5 * MIB)
+    listed = fake.cuda.memory.memory_snapshot
+    frames = [{"filename": "/x/site-packages/torch/optim/adam.py", "line": 7, "name": "_init_group"}]
+
+    def snapshot(mempool_id: object = None, include_traces: bool = True) -> list[Any]:
+        found: list[Any] = listed(mempool_id, include_traces)
+        return [one | {"blocks": [block | {"frames": frames} for block in one["blocks"]]} for one in found]
+
+    fake.cuda.memory.memory_snapshot = snapshot
+    sources.append(source_on(fake, lambda: True))
+    (found,) = taken(sources[0])
+    said = {block.address: found.holders[block.stack] for segment in unpack(found.packed) for block in segment.blocks
+            if block.state == ALLOCATED}
+    assert said[state] == ("optimizer", maps.BY_STACK, None)
+    assert {address: said[address] for address in (one.address for one in fake.held())} == {
+        one.address: one.holder for one in fake.held()}
