@@ -123,8 +123,13 @@ def test_an_empty_tensor_is_no_allocation(probe: native.Probe) -> None:
     assert (found.allocations, found.frees, found.untracked) == (0, 0, 0)
 
 
-DEEDS = st.sampled_from(["make", "drop", "grow", "view", "lazy", "write", "numpy", "off", "on"])
-OPERATIONS = st.lists(st.tuples(DEEDS, st.integers(1, 70_000), st.integers(0, 99)), max_size=40)
+def programs(*deeds: str) -> st.SearchStrategy[list[tuple[str, int, int]]]:
+    return st.lists(st.tuples(st.sampled_from(deeds), st.integers(1, 70_000), st.integers(0, 99)), max_size=40)
+
+
+# Apart, because torch itself loses an array's memory to the write of a lazy clone, and refuses to clone what grew.
+OPERATIONS = st.one_of(programs("make", "drop", "view", "off", "on", "grow", "numpy"),
+                       programs("make", "drop", "view", "off", "on", "lazy", "write"))
 
 
 @given(OPERATIONS)
@@ -153,8 +158,11 @@ def _run(probe: native.Probe, operations: list[tuple[str, int, int]]) -> None:
             held.append(torch.empty(number, dtype=torch.uint8))
         elif what == "drop" and held:
             del held[place % len(held)]
-        elif what == "grow" and tensor is not None and tensor.untyped_storage().nbytes() < number:
-            tensor.untyped_storage().resize_(number)
+        elif what == "grow" and tensor is not None:
+            storage = tensor.untyped_storage()
+            if storage.resizable() and storage.nbytes() < number:
+                storage.resize_(number)
+            del storage
         elif what == "view" and tensor is not None:
             held.append(tensor[:1])
         elif what == "lazy" and tensor is not None:
