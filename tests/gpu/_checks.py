@@ -50,6 +50,7 @@ def compared(points: Points, stats: Mapping[str, Any], device: str, expandable: 
     unused = None if reserved is None or allocated is None else reserved - allocated
     operations = "kvobs.allocator.device.operations"
     split = None if expandable else stat("inactive_split_bytes.all.current")
+    segments = stat("segment.all.current") or (None if expandable else 0)  # torch does not count expandable ones
     return [
         check("usage, allocated", allocated, point("kvobs.allocator.usage", state="allocated")),
         check("usage, unused", unused, point("kvobs.allocator.usage", state="unused")),
@@ -57,7 +58,7 @@ def compared(points: Points, stats: Mapping[str, Any], device: str, expandable: 
         check("active", stat("active_bytes.all.current"), point("kvobs.allocator.active")),
         check("inactive split (absent with expandable segments)",
               split, point("kvobs.allocator.inactive_split")),
-        check("segments", stat("segment.all.current"), point("kvobs.allocator.segments")),
+        check("segments (absent where all are expandable)", segments, point("kvobs.allocator.segments")),
         check("retries", stat("num_alloc_retries"), point("kvobs.allocator.retries")),
         check("out of memory", stat("num_ooms"), point("kvobs.allocator.out_of_memory")),
         check("device allocations", stat("num_device_alloc"), point(operations, operation="allocate")),

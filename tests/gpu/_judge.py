@@ -44,10 +44,10 @@ def judged(path: Path, result: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
     """
     with path.open("rb") as file:
         document = Plain(file).load()
-    recording = read(path)
+    recording, refused = _read(path, document)
     told: dict[str, Any] = {"schema": recording.schema, "notes": list(recording.notes), "pools": pools(document),
-                            "settings": (document.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF"),
-                            "engines": {}, "scores": {}, "checks": []}
+                            "settings": document.get("allocator_settings"), "engines": {}, "scores": {},
+                            "checks": [check("kvobs reads the file as torch wrote it", "", refused)]}
     replays = _replays(recording, told)
     explained = explain(recording, engine=next(iter(replays), "Python"))
     used = [device for device in recording.devices if device.state or len(device.events)]
@@ -60,6 +60,16 @@ def judged(path: Path, result: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
     data, events, whole = packed(document, most_bytes)
     told["published"] = {"bytes": len(data), "events": events, "complete": whole}
     return told, data
+
+
+def _read(path: Path, document: Mapping[str, Any]) -> tuple[Recording, str]:
+    """The recording; where kvobs refuses the file as torch wrote it, its document written anew, and the refusal."""
+    try:
+        return read(path), ""
+    except Unreadable as error:
+        again = path.with_suffix(".again")
+        again.write_bytes(pickle.dumps(document, protocol=3))  # without frames
+        return read(again), str(error).replace(str(path), path.name)
 
 
 def _replays(recording: Recording, told: dict[str, Any]) -> dict[str, tuple[Replay, ...]]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvobs.lab.demo._script import LINES
-
 # The configuration of SmolLM2-135M; the tiny one rehearses the same steps within seconds on a CPU.
 SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
            "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
@@ -77,6 +75,8 @@ class Conversation:
 
 def lines(turn: int) -> str:
     """What the user says in a turn: the demo's lines, over and over."""
+    from kvobs.lab.demo._script import LINES
+
     return LINES[turn % len(LINES)]
 
 

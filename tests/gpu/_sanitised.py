@@ -21,14 +21,15 @@ _EVENT = ("action", "addr", "device_free", "size", "stream", "pool_id", "segment
 def sanitised(document: Mapping[str, Any], most_events: int | None = None) -> dict[str, Any]:
     """The part of a snapshot that may be published, with the last ``most_events`` events of each device."""
     known: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    pairs: dict[Any, Any] = {}
     traces = [list(trace) if most_events is None else list(trace)[max(len(trace) - most_events, 0):]
               for trace in document.get("device_traces", [])]
     first = min((event.get("time_us", 0) for trace in traces for event in trace), default=0)
     return {
-        "segments": [_picked(segment, _SEGMENT) | {
-            "frames": [], "blocks": [_picked(block, _BLOCK) | {"frames": _frames(block, known)}
+        "segments": [_picked(segment, _SEGMENT, pairs) | {
+            "frames": [], "blocks": [_picked(block, _BLOCK, pairs) | {"frames": _frames(block, known)}
                                      for block in segment["blocks"]]} for segment in document["segments"]],
-        "device_traces": [[_picked(event, _EVENT) | {"frames": _frames(event, known)} | (
+        "device_traces": [[_picked(event, _EVENT, pairs) | {"frames": _frames(event, known)} | (
             {"time_us": event["time_us"] - first} if "time_us" in event else {}) for event in trace]
             for trace in traces],
         "allocator_settings": dict(document.get("allocator_settings") or {}),
@@ -48,8 +49,10 @@ def packed(document: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> tuple[b
         most = int(most * min(most_bytes / len(data), 0.95) * 0.97)
 
 
-def _picked(row: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: row[name] for name in names if name in row}
+def _picked(row: Mapping[str, Any], names: tuple[str, ...], known: dict[Any, Any]) -> dict[str, Any]:
+    """Some of a row's values; equal pairs are one object, which a pickle holds once."""
+    return {name: known.setdefault(value, value) if type(value := row[name]) is tuple else value
+            for name in names if name in row}
 
 
 def _frames(row: Mapping[str, Any], known: dict[tuple[str, ...], list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -45,7 +45,8 @@ def interleave(device: Any) -> dict[str, Any]:
     again = torch.empty(KIB, dtype=torch.uint8, device=device.device)  # an allocation takes in what has completed
     stats = device.stats()
     kept += [again, streams]
-    return {"streams": STREAMS, "rounds": ROUNDS, "most_pending_bytes": waited, "keep": kept, **_in_a_pool(device, kept),
+    return {"streams": STREAMS, "rounds": ROUNDS, "most_pending_bytes": waited, "keep": kept,
+            **_in_a_pool(device, kept),
             "checks": [check("blocks were pending while another stream was at work", True, waited > 0),
                        check("nothing is pending once the device is idle", stats["allocated_bytes.all.current"],
                              stats["active_bytes.all.current"])]}
