@@ -124,6 +124,8 @@ _PLAIN = rb"[\}%b]*+" % _ALONE
 _FRAMES = b"j....(?:j....j....j....j....)*+(?:j....)*+"  # of a stack: most of what is in a file
 INTEGER = b"(?:K.|J....|M..|" + _sized(b"\x8a", (6, 5, 4, 7, 8, 3, 9, 2, 1, 0)) + b")"
 _PAIR = INTEGER + b"(?:" + INTEGER + b"\x86)?+"
+# A new frame may begin before the second integer; pickle's are of little more than 64 KiB, this of less than 128 KiB.
+_PAIR_IN_FRAMES = INTEGER + rb"(?:(?:\x95..[\x00\x01]\x00{5})?+" + INTEGER + b"\x86)?+"
 GET = b"(?:h.|j....)"
 _TEXT = _sized(b"\x8c", range(64))
 TEXT = _sized(b"\x8c", range(256))
@@ -138,8 +140,8 @@ def _pattern(memo_put: bytes) -> re.Pattern[bytes]:
 
     A loop over a million events in Python would take ten times as long as reading them.
     """
-    return re.compile(b"(?:%b(?:%b|[hq\x80].|%b|%b|%b|G.{8}))*+%b" % (_PLAIN, _FRAMES, _PAIR, memo_put, _TEXT, _PLAIN),
-                      re.DOTALL)
+    return re.compile(b"(?:%b(?:%b|[hq\x80].|%b|%b|%b|G.{8}))*+%b"
+                      % (_PLAIN, _FRAMES, _PAIR_IN_FRAMES, memo_put, _TEXT, _PLAIN), re.DOTALL)
 
 
 def _memo_put(limit: int) -> bytes:
