@@ -69,6 +69,15 @@ def settings_struct(settings: Settings) -> CSettings:
         int(settings.expandable_segments), (c_uint64 * INTERVALS)(*settings.roundup_power2_divisions))
 
 
+def settings_of(told: CSettings) -> Settings:
+    """The settings that the core tells."""
+    limit, fraction = told.max_split_size, told.memory_fraction
+    return Settings(
+        None if limit == UNLIMITED else limit, told.max_non_split_rounding, tuple(told.roundup_power2_divisions),
+        told.garbage_collection_threshold, bool(told.expandable_segments), told.large_segment_size,
+        None if fraction < 0 else fraction)
+
+
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the signatures.
 

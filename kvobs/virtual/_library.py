@@ -8,7 +8,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from kvobs.allocator._abi import CSettings, settings_of
 from kvobs.allocator._build import COMPILERS, SOURCES, BuildError, Unit, compiler_of, in_cache, library
+from kvobs.allocator.settings import Settings
 from kvobs.config import ConfigError, load
 from kvobs.virtual._devices import Unavailable
 
@@ -23,7 +25,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "history": (_int, (_int, _int, _int, _u64, _int)),
     "records": (_int, (_int,)),
     "set_fraction": (_int, (_int, _double)),
-    "fraction": (_double, (_int,)),
+    "settings": (_int, (_int, ctypes.POINTER(CSettings))),
     "hold": (_int, (_int, _i64, _int)),
     "latencies": (_int, (_int, _pointer)),
     "plan": (_int, (_int, _pointer, _i64)),
@@ -53,6 +55,12 @@ class Library:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)  # all of them are set above
+
+    def settings_of(self, device: int) -> Settings:
+        """The settings in effect on a device."""
+        told = CSettings()
+        self.check(self.settings(device, ctypes.byref(told)))
+        return settings_of(told)
 
     def check(self, code: int) -> None:
         """Turn a refusal into an exception.

@@ -6,9 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from kvobs.allocator.settings import parse
 from kvobs.virtual._library import Library
-from kvobs.virtual._settings import pairs
 from kvobs.virtual._snapshot import take
 
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
@@ -88,8 +86,8 @@ class Memory:
 
     def get_per_process_memory_fraction(self, device: Any = None) -> float:
         """The share that may be reserved."""
-        share = float(self._library.fraction(self.index(device)))
-        return share if share >= 0 else 1.0
+        share = self._library.settings_of(self.index(device)).memory_fraction
+        return 1.0 if share is None else share
 
     def memory_snapshot(self, mempool_id: tuple[int, int] | None = None,
                         include_traces: bool = True) -> list[dict[str, Any]]:
@@ -139,8 +137,7 @@ class Memory:
         return any(self._library.records(index) for index in range(len(self._capacities)))
 
     def _settings(self) -> dict[str, Any]:
-        text = self._torch._C._accelerator_getAllocatorSettings()
-        own = parse(text) if pairs(text) else parse("")
+        text, own = self._torch._C._accelerator_getAllocatorSettings(), self._library.settings_of(0)
         return {"PYTORCH_CUDA_ALLOC_CONF": text, "PYTORCH_ALLOC_CONF": text,
                 "max_split_size": -1 if own.max_split_size is None else own.max_split_size,
                 "garbage_collection_threshold": own.garbage_collection_threshold,

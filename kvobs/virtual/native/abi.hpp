@@ -85,10 +85,9 @@ int kvobs_vgpu_set_fraction(int device, double share) {
     });
 }
 
-double kvobs_vgpu_fraction(int device) {
-    double share = -1.0;
-    with(device, [&](VirtualDevice &found) { share = found.core().settings().memory_fraction; });
-    return share;
+// The settings in effect. What torch's own text of them says is not all: two options outlive a text without them.
+int kvobs_vgpu_settings(int device, kvobs_settings *settings) {
+    return with(device, [&](VirtualDevice &found) { *settings = found.core().settings(); });
 }
 
 int kvobs_vgpu_hold(int device, int64_t stream, int on) {

@@ -69,6 +69,7 @@ public:
     Grant alloc(uint64_t size, int64_t stream, int64_t pool, Context context, const std::vector<uint64_t> &bounds) {
         const auto began = std::chrono::steady_clock::now();
         asking_ = history_.recording() ? std::move(context) : nullptr;
+        space_.forget_failure();  // that of a request which found room in the end
         Grant grant;
         const Block *block = core_.alloc(size, stream, pool);
         if (block) {
@@ -78,7 +79,6 @@ public:
             time(began, block->size, bounds);
         } else {
             grant.host_failed = space_.host_failed();
-            space_.forget_failure();
             grant.free_bytes = space_.capacity() - space_.used();
             const double share = core_.settings().memory_fraction;
             const double whole = static_cast<double>(space_.capacity());

@@ -30,9 +30,10 @@ public:
         {
             Locked lock(device);
             if (with_events) {
+                // As PyTorch does it: the events, and then one for the snapshot, which the next one has.
+                events = device.history().in_order();
                 const uint64_t active = static_cast<uint64_t>(device.core().stats().active);
                 device.history().add(SNAPSHOT, 0, active, 0, 0, nullptr);
-                events = device.history().in_order();
             }
             state(device, found);
         }
@@ -52,8 +53,9 @@ private:
             int64_t size = 0, count = 0;
             for (const Block *block = head; block && block->mapped; block = block->next) {
                 const int64_t state = block->allocated ? KVOBS_ALLOCATED : block->idle() ? KVOBS_INACTIVE : KVOBS_PENDING;
+                // As in PyTorch's, a free block still has what was last asked of it.
                 found.blocks.push_back({as_signed(block->address), as_signed(block->size),
-                                        block->idle() ? 0 : as_signed(block->requested), state,
+                                        as_signed(block->requested), state,
                                         block->idle() ? -1 : number(device.context_of(block->address))});
                 size += as_signed(block->size);
                 ++count;

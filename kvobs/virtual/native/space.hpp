@@ -55,7 +55,7 @@ private:
     static Space &self(void *user) { return *static_cast<Space *>(user); }
     static uint64_t on_malloc(void *user, uint64_t size) { return self(user).malloc(size); }
     static void on_free(void *user, uint64_t address, uint64_t size) { self(user).free(address, size); }
-    static uint64_t on_reserve(void *user, uint64_t size) { return self(user).take_addresses(size); }
+    static uint64_t on_reserve(void *user, uint64_t size) { return self(user).reserve(size); }
     static void on_unreserve(void *user, uint64_t address, uint64_t size) { self(user).give_addresses(address, size); }
     static int on_map(void *user, uint64_t address, uint64_t size) { return self(user).map(address, size); }
     static void on_unmap(void *user, uint64_t address, uint64_t size) { self(user).unmap(address, size); }
@@ -81,6 +81,12 @@ private:
         decommit(address, size);
         give_addresses(address, size);
         used_ -= size;
+    }
+
+    uint64_t reserve(uint64_t size) {
+        const uint64_t address = take_addresses(size);
+        if (!address) host_failed_ = true;
+        return address;
     }
 
     bool map(uint64_t address, uint64_t size) {
