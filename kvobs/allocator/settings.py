@@ -150,6 +150,11 @@ def from_snapshot(told: dict[str, Any]) -> Settings:
         if isinstance(divisions, dict) else found.roundup_power2_divisions)
 
 
+def is_option(key: str) -> bool:
+    """Does PyTorch know an option of this name? It passes over others without a word."""
+    return key in _OPTIONS or key in _ELSEWHERE
+
+
 def next_division(size: int, divisions: int) -> int:
     """``size`` rounded up to the next of ``divisions`` equal steps between two powers of two."""
     if size & (size - 1) == 0:

@@ -64,13 +64,15 @@ def sizes(devices: Sequence[str | int]) -> tuple[int, ...]:
     Raises:
         Unavailable: no size, too many of them, or one out of range.
     """
+    if isinstance(devices, str):
+        raise Unavailable(f"{devices!r} is no list of devices; a size for each is one, such as ['24GiB'].")
     if not 1 <= len(devices) <= MOST_DEVICES:
         raise Unavailable(f"{len(devices)} virtual devices are not allowed; from 1 to {MOST_DEVICES} are.")
     found: list[int] = []
     for text in devices:
         try:
             size = text if isinstance(text, int) else parse_size(text)
-        except ValueError:
+        except (TypeError, ValueError):
             size = 0
         if not LEAST_DEVICE <= size <= MOST_DEVICE:
             raise Unavailable(f"{text!r} is no size of a virtual device; from 32MiB to 1TiB is allowed, such as 24GiB.")

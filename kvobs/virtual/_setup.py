@@ -27,21 +27,21 @@ def setup(devices: Sequence[str | int] = ("24GiB",), settings: str = "", latency
     Raises:
         Unavailable: no torch, no compiler, another accelerator, or a size or setting that is not allowed.
     """
-    from kvobs.virtual._settings import change_settings
+    from kvobs.virtual._settings import change_settings, share_of
 
     global _library_of_process, _set_up
-    wanted, profile = sizes(devices), latencies(latency)
+    wanted, profile, share = sizes(devices), latencies(latency), share_of(settings)
     with _lock:
         if _set_up is None:
-            _library_of_process = _register(wanted)
+            _library_of_process, share = _register(wanted, settings)
         elif _set_up[0] != wanted:
             raise Unavailable(f"This process has virtual devices of {list(_set_up[0])} bytes already, and torch cannot "
                               "take a device back; start a new process for others.")
+        elif settings:
+            change_settings(settings)
         assert _library_of_process is not None
-        _model(_library_of_process, len(wanted), profile)
+        _model(_library_of_process, len(wanted), profile, share)
         _set_up = wanted, latency
-    if settings:
-        change_settings(settings)
     return [Device(index, size) for index, size in enumerate(wanted)]
 
 
@@ -55,8 +55,13 @@ def profile_name() -> str | None:
     return None if _set_up is None else _set_up[1]
 
 
-def _register(wanted: tuple[int, ...]) -> Library:
+def _register(wanted: tuple[int, ...], settings: str) -> tuple[Library, float | None]:
+    """Until all else has gone well, torch has no accelerator. Tells the library, and the memory fraction in effect."""
+    _library.unit()  # says it in a sentence where there is no torch
     import torch
+
+    from kvobs.virtual import _module
+    from kvobs.virtual._settings import change_settings, share_of
 
     own = torch._C._get_privateuse1_backend_name()
     if own not in ("privateuseone", NAME):
@@ -64,21 +69,26 @@ def _register(wanted: tuple[int, ...]) -> Library:
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()
         raise Unavailable(f"This process has a real accelerator ({kind}), beside which torch allows no virtual one.")
-    found = _library.opened()
-    torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)  # stacks of Python can be had from now on
-    torch.utils.rename_privateuse1_backend(NAME)
-    from kvobs.virtual import _module
-
-    capacities, bounds = array("Q", wanted), array("Q", _module.BOUNDS_NS)
+    before = change_settings(settings) if settings else None
     try:
+        share = share_of(torch._C._accelerator_getAllocatorSettings())
+        found = _library.opened()
+        # Stacks of Python can be had from now on.
+        torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)
+        capacities, bounds = array("Q", wanted), array("Q", _module.BOUNDS_NS)
         found.check(found.setup(len(capacities), capacities.buffer_info()[0], len(bounds), bounds.buffer_info()[0]))
     except ValueError as error:
+        if before is not None:
+            torch._C._accelerator_setAllocatorSettings(before)
         raise Unavailable(str(error)) from None
+    torch.utils.rename_privateuse1_backend(NAME)
     _module.install(torch, found, wanted)
-    return found
+    return found, share
 
 
-def _model(found: Library, count: int, profile: Latencies | None) -> None:
+def _model(found: Library, count: int, profile: Latencies | None, share: float | None) -> None:
     four = array("Q", profile[:4] if profile else (0, 0, 0, 0))
     for index in range(count):
         found.check(found.latencies(index, four.buffer_info()[0]))
+        if share is not None:
+            found.check(found.set_fraction(index, share))

@@ -100,16 +100,23 @@ inline void unlock_all() {
     for (const auto &device : registry().devices) device->mutex.unlock();
 }
 
-// torch has one place for a back end's parser of settings; whoever was there is still called.
+// torch has one place for a back end's parser of settings; whoever was there is still called. Options of CUDA's
+// allocator stay allowed: kvobs/virtual reads the fraction, and the others do nothing here.
 inline void follow_settings() {
     using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
+    std::unordered_set<std::string> options;
+    for (const char *option : {"backend", "graph_capture_record_stream_reuse", "per_process_memory_fraction",
+                               "pinned_num_register_threads", "pinned_use_cuda_host_register",
+                               "pinned_use_hip_host_register", "release_lock_on_cudamalloc",
+                               "release_lock_on_hipmalloc", "throw_on_cudamalloc_oom"})
+        if (!Config::getKeys().count(option)) options.insert(option);
     auto before = Config::getConfigParserHook();
     Config::registerDeviceConfigParserHook(
         [before](const std::string &text) {
             if (before) before(text);
             registry().settings_version.fetch_add(1, std::memory_order_release);
         },
-        {});
+        options);
 }
 
 }  // namespace kvobs::vgpu
