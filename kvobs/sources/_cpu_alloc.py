@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvobs")
 SOURCE = "cpu_alloc"
 SIZES = "cpu_alloc: bytes"
-SAMPLED_EVERY = 64
+SAMPLED_EVERY = 64  # 34 ns for an allocation and its free, 67 ns if all are timed; torch.empty takes 1.0 us
 NICE = 10
 JOIN_S = 3.0  # a compilation takes about 2 s; one that is left alone leaves an unfinished file behind
 NO_TORCH = "torch is not imported in this process."
