@@ -1,6 +1,6 @@
 # Each target does all its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint docs picture programs clean
+.PHONY: help setup demo test bench soak gpu lint docs picture programs clean
 
 READY := .venv/.ready
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -22,6 +22,12 @@ test: $(READY) programs ## Run all tests; what cannot run here is skipped and li
 
 bench: $(READY) ## Measure what kvobs costs, each figure beside its noise (BENCH_ARGS=--quick for a quick look).
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
+
+soak: $(READY) ## Run many sessions on two virtual GPUs for 10,000 steps and add everything up (SOAK_ARGS="--steps 1000").
+	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.soak $(SOAK_ARGS)
+
+gpu: $(READY) ## On a machine with a CUDA GPU: record real snapshots there, replay them and print the score (at most 6 minutes).
+	@.venv/bin/python tests/gpu/record.py --out build/gpu
 
 lint: $(READY) ## Check style, types, layers and generated documentation.
 	.venv/bin/ruff check .
