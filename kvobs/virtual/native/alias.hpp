@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
@@ -59,6 +60,7 @@ public:
     at::Tensor host(const at::Tensor &tensor, bool written) {
         if (!is_virtual(tensor)) return tensor;
         meet(tensor);
+        if (tensor._is_zerotensor()) return at::_efficientzerotensor(tensor.sizes(), tensor.options().device(c10::kCPU));
         for (const Known &known : known_)
             if (known.tensor.is_same(tensor)) return known.alias;
         const c10::StorageImpl *own = tensor.storage().unsafeGetStorageImpl();

@@ -5,18 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <algorithm>
-
 #include "alias.hpp"
 
 namespace kvobs::vgpu {
-
-// Operators that take indices or lengths of the host beside tensors of the device, as those of CUDA do.
-inline bool takes_host_tensors(const std::string &name) {
-    static const std::array<const char *, 6> names = {"aten::index", "aten::_index_put_impl_", "aten::_unsafe_index",
-                                                      "aten::_unsafe_masked", "aten::copy", "aten::_copy_from"};
-    return std::any_of(names.begin(), names.end(), [&name](const char *one) { return name.rfind(one, 0) == 0; });
-}
 
 class Call {
 public:
@@ -28,7 +19,7 @@ public:
             const c10::AliasInfo *info = schema_.arguments()[i].alias_info();
             argument((*stack)[first + i], info && info->isWrite());
         }
-        check_host_tensors();
+        check_devices();
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
         aliases_.settle();
         const size_t returns = schema_.returns().size();
@@ -37,12 +28,13 @@ public:
 
 private:
     at::Tensor host(const at::Tensor &tensor, bool written) {
-        if (tensor.defined() && !is_virtual(tensor)) {
+        if (!tensor.defined()) return tensor;
+        if (!is_virtual(tensor)) {
             if (tensor.device().type() == c10::DeviceType::CPU && tensor.dim() > 0) host_tensor_ = true;
             return tensor;
         }
-        if (tensor.defined()) device_tensor_ = true;
-        TORCH_CHECK(!tensor.defined() || tensor.has_storage(), "The operator ", schema_.operator_name(),
+        device_tensor_ = true;
+        TORCH_CHECK(tensor.has_storage(), "The operator ", schema_.operator_name(),
                     " is not supported on vgpu for tensors without a storage (sparse or nested ones).");
         return aliases_.host(tensor, written);
     }
@@ -58,8 +50,9 @@ private:
             value = std::move(made);
         } else if (value.isOptionalTensorList()) {
             c10::List<std::optional<at::Tensor>> made;
+            // Indices, which may be of the host beside a tensor of the device.
             for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorVector())
-                made.push_back(tensor ? std::optional<at::Tensor>(host(*tensor, written)) : std::nullopt);
+                made.push_back(tensor && is_virtual(*tensor) ? std::optional<at::Tensor>(host(*tensor, written)) : tensor);
             value = std::move(made);
         } else if (value.isDevice()) {
             if (value.toDevice().type() != TYPE) return;
@@ -67,8 +60,9 @@ private:
             value = c10::Device(c10::DeviceType::CPU);
         } else if (value.isGenerator()) {
             const at::Generator &given = value.toGenerator();
-            if (given.defined() && given.device().type() == TYPE)
-                value = static_cast<Generator *>(given.unsafeGetGeneratorImpl())->inner;
+            if (!given.defined()) return;
+            generator_ = given.device().type();
+            if (generator_ == TYPE) value = static_cast<Generator *>(given.unsafeGetGeneratorImpl())->inner;
         }
     }
 
@@ -82,16 +76,21 @@ private:
         }
     }
 
-    void check_host_tensors() const {
-        TORCH_CHECK(!host_tensor_ || !device_tensor_ || takes_host_tensors(schema_.name()),
+    // As torch refuses them for other accelerators.
+    void check_devices() const {
+        TORCH_CHECK(!host_tensor_ || !device_tensor_,
                     "Expected all tensors to be on the same device, but found at least two devices, vgpu:",
                     aliases_.device(), " and cpu! (operator ", schema_.operator_name(), ")");
+        const c10::DeviceType computes = host_tensor_ ? c10::DeviceType::CPU : TYPE;
+        TORCH_CHECK(!generator_ || *generator_ == computes, "Expected a '", c10::Device(computes),
+                    "' device type for generator but found '", c10::Device(*generator_), "'");
     }
 
     const c10::OperatorHandle &op_;
     const c10::FunctionSchema &schema_;
     Aliases aliases_;
     bool host_tensor_ = false, device_tensor_ = false;
+    std::optional<c10::DeviceType> generator_;
 };
 
 inline void fallback(const c10::OperatorHandle &op, torch::jit::Stack *stack) { Call(op).run(stack); }

@@ -4,6 +4,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/as_strided_native.h>
@@ -38,6 +39,16 @@ inline at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef s
     return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
                                              &torch_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                              c10::dtype_or_default(dtype));
+}
+
+// A tensor of zeros that has no memory: gradients that are zero for sure.
+inline at::Tensor zero_tensor(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                              std::optional<c10::Device> device, std::optional<bool>) {
+    const c10::Device where = target(device);
+    at::native::ZeroTensorAllocator nothing(where);
+    const c10::DispatchKeySet keys{c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor};
+    return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(sizes), &nothing, keys, c10::dtype_or_default(dtype),
+                                     std::nullopt);
 }
 
 inline at::Tensor as_strided(const at::Tensor &self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
@@ -132,7 +143,7 @@ inline int64_t sdp_choice(const at::Tensor &query, const at::Tensor &key, const 
 }
 
 // Operators of which torch has a general form beside the host's kernel, which would win over the fallback and round
-// otherwise (layer norm), and those that choose their kernel by the device of their tensors (convolution).
+// otherwise (layer norm), and those that look one up by the device of their tensors (convolution).
 inline void prefer_host_kernels(torch::Library &library) {
     c10::Dispatcher &all = c10::Dispatcher::singleton();
     for (const c10::OperatorName &name : all.getAllOpNames()) {
@@ -145,7 +156,7 @@ inline void prefer_host_kernels(torch::Library &library) {
             op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
             library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
     }
-    for (const char *name : {"convolution", "convolution_backward"})
+    for (const char *name : {"conj_physical_", "convolution", "convolution_backward"})
         library.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 

@@ -1,5 +1,6 @@
 // The virtual GPU as one library: loading it registers the device type's kernels, kvobs_vgpu_setup its devices.
 #include "abi.hpp"
+#include "autocast.hpp"
 #include "kernels.hpp"
 
 #include <thread>
@@ -32,6 +33,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     using namespace kvobs::vgpu;
     m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
     m.impl("empty_strided", TORCH_FN(empty_strided));
+    m.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
     m.impl("as_strided", TORCH_FN(as_strided));
     m.impl("view", TORCH_FN(view));
     m.impl("_reshape_alias", TORCH_FN(reshape_alias));
@@ -54,3 +56,6 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
     m.impl("_copy_from", torch::CppFunction::makeFallthrough());
     m.impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough());
 }
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) { kvobs::vgpu::register_autocast(m); }
