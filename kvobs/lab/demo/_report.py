@@ -65,7 +65,7 @@ def tables_of(records: Sequence[dict[str, Any]]) -> tuple[Table, Table]:
     """What ``record`` made of the turns, one row each: what the allocator held (S5), what the KV cache did (S6)."""
     model = ", ".join(dict.fromkeys(one["model"] for one in records))
     allocator = _table(f"What the allocator held after each turn ({model})", (
-        "turn", "session", "device", "reserved\nMiB", "allocated\nMiB", "largest\nfree MiB", "article's\nrate",
+        "turn", "session", "device", "reserved\nMiB", "alloca-\nted MiB", "largest\nfree MiB", "article\nrate",
         "GMLake", "unused", "next\nstep"))
     cache = _table("What each turn did to its KV cache", (
         "turn", "session", "prompt\ntokens", "new\ntokens", "KV held\nMiB", "re-allo-\ncations", "copied\nMiB",
@@ -73,16 +73,16 @@ def tables_of(records: Sequence[dict[str, Any]]) -> tuple[Table, Table]:
     for one in records:
         held, step = one["allocator"], one["next_step"]
         allocator.add_row(
-            str(one["turn"]), one["conversation"], one["device"], _mebi(held["reserved_bytes"], 1),
-            _mebi(held["allocated_bytes"], 1), _mebi(held["largest_free_bytes"], 1),
+            str(one["turn"]), one["conversation"], one["device"], _mebi(held["reserved_bytes"]),
+            _mebi(held["allocated_bytes"]), _mebi(held["largest_free_bytes"]),
             *(_or_dash(held[name], "{:.3f}") for name in ("article_rate", "gmlake", "unused_share")),
             step["verdict"] or "-")
         cache.add_row(
             str(one["turn"]), one["conversation"], str(one["prompt_tokens"]), str(one["new_tokens"]),
-            _mebi(one["kv_bytes"], 2), str(one["reallocations"]), _mebi(one["bytes_copied"], 1),
-            _or_dash(write_amplification(one["bytes_written"], one["bytes_copied"]), "{:.1f}"),
-            str(one["migrations"]), _mebi(one["bytes_migrated"], 2), _or_dash(one["ttft_s"], "{:.0f}", 1e3),
-            _or_dash(one["tpot_s"], "{:.1f}", 1e3))
+            _mebi(one["kv_bytes"]), str(one["reallocations"]), _mebi(one["bytes_copied"]),
+            _or_dash(write_amplification(one["bytes_written"], one["bytes_copied"]), "{:.0f}"),
+            str(one["migrations"]), _mebi(one["bytes_migrated"]), _or_dash(one["ttft_s"], "{:.0f}", 1e3),
+            _or_dash(one["tpot_s"], "{:.0f}", 1e3))
     return allocator, cache
 
 
@@ -109,8 +109,8 @@ def _seconds(ns: int | None) -> float | None:
     return None if ns is None else ns / 1e9
 
 
-def _mebi(size: int | None, digits: int) -> str:
-    return "-" if size is None else f"{size / 1024**2:.{digits}f}"
+def _mebi(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1024**2:.1f}"
 
 
 def _or_dash(value: float | None, form: str, scale: float = 1.0) -> str:
