@@ -136,8 +136,8 @@ def test_both_tables_fit_eighty_columns(ran: Ran) -> None:
     from rich.console import Console
 
     wide = [line | {"turn": 64, "prompt_tokens": 8123, "kv_bytes": 190 << 20, "reallocations": 5760,
-                    "bytes_copied": 17 << 30, "bytes_written": 3 << 20, "bytes_migrated": 188 << 20, "ttft_s": 9.999, "tpot_s": 0.9999,
-                    "next_step": {"verdict": "FRAGMENTED"}} for line in ran.told]
+                    "bytes_copied": 17 << 30, "bytes_written": 3 << 20, "bytes_migrated": 188 << 20, "ttft_s": 9.999,
+                    "tpot_s": 0.9999, "next_step": {"verdict": "FRAGMENTED"}} for line in ran.told]
     for table in _report.tables_of(wide):
         assert Console(width=200).measure(table).maximum <= 80
 

@@ -215,7 +215,7 @@ def test_a_pip_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert run(turns=1) == 2
+    assert run(turns=1, device="cpu") == 2
     out, err = capsys.readouterr()
     assert out == ""
     last = err.splitlines()[-1]

@@ -39,8 +39,9 @@ def run(turns: int = 8, as_json: bool = False, *, deep: bool = False, model: Pat
         if not 1 <= turns <= _script.MOST_TURNS:
             raise DemoError(f"The demo's number of turns is {turns}; allowed is 1 to {_script.MOST_TURNS}.")
         place = choose(device)
+        directory = prepared() if model is None else model
         (say if as_json else print)(place.sentence)
-        _converse(prepared() if model is None else model, place, turns, as_json, deep)
+        _converse(directory, place, turns, as_json, deep)
         return 0
 
     return ending(converse)
