@@ -40,7 +40,7 @@ class Conversation:
     _seen: str = ""
 
     def say(self, line: str, made_up: int, new_tokens: int) -> int:
-        """Answer a line (of ``made_up`` tokens where there is no tokenizer); returns how many tokens were generated."""
+        """Answer a line, or ``made_up`` tokens where there is none or no tokenizer; returns how many were generated."""
         import torch
 
         served = self.served
@@ -52,7 +52,7 @@ class Conversation:
                 **{served.cache_argument: self.cache})
         told: list[int] = output[0].tolist()
         reply = told[len(self.tokens) + len(new):]
-        if served.tokenizer is not None:
+        if served.tokenizer is not None and line:
             text = served.tokenizer.decode(reply, skip_special_tokens=True)
             self._messages += [{"role": "user", "content": line}, {"role": "assistant", "content": text}]
             self._seen = prompt + text
@@ -65,7 +65,7 @@ class Conversation:
 
     def _prompt(self, line: str, made_up: int) -> tuple[str, list[int]]:
         tokenizer = self.served.tokenizer
-        if tokenizer is None:
+        if tokenizer is None or not line:
             draw = random.Random(f"{self.number} {len(self.tokens)} {line}")
             return "", [draw.randrange(3, self.served.vocabulary) for _ in range(made_up)]
         prompt: str = tokenizer.apply_chat_template([*self._messages, {"role": "user", "content": line}],

@@ -11,9 +11,9 @@ from tests.gpu._model import Served, conversation, lines
 from tests.gpu._serving import named
 
 MIB = 1 << 20
-ROOM, TINY_ROOM = 256 * MIB, 24 * MIB  # what sessions may take beyond the weights
-PROMPT, TINY_PROMPT, MOST_SESSIONS = 1024, 384, 400
-HOLES, HOLE, ASKED = 48, 3 * MIB, 16 * MIB
+ROOM, TINY_ROOM = 96 * MIB, 24 * MIB  # what sessions may take beyond the weights
+PROMPT, TINY_PROMPT, MOST_SESSIONS = 512, 384, 60
+HOLES, HOLE, ASKED = 48, 3 * MIB, 32 * MIB  # more than a hole in any shared segment, which has 20 MiB
 RATION_S = 1.2  # kvobs records one error per second
 
 
@@ -48,12 +48,12 @@ def run_out(device: Any, label: str, expected: str | None, attempt: Callable[[],
 
 
 def crowd(served: Served, prompt: int) -> None:
-    """Open sessions until there is no room for another."""
+    """Open sessions of ``prompt`` made-up tokens until there is no room for another."""
     kept = []
     for number in range(MOST_SESSIONS):
         kept.append(conversation(served, number))
         with named(number):
-            kept[-1].say(lines(number), prompt, 2)
+            kept[-1].say("", prompt, 2)
 
 
 def perforate(device: Any) -> list[Any]:
@@ -65,6 +65,7 @@ def perforate(device: Any) -> list[Any]:
 def exhaust(device: Any, served: Served, tiny: bool) -> dict[str, Any]:
     """Three failures while the history is recorded, and one more without it, so that kvobs may look."""
     failures = Failures(device)
+    conversation(served, 0).say("", 8, 2)  # libraries take their workspaces at first use
     device.settle()
     room, prompt = (TINY_ROOM, TINY_PROMPT) if tiny else (ROOM, PROMPT)
     device.limit(room)

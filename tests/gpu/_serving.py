@@ -10,8 +10,8 @@ from typing import Any
 from tests.gpu._checks import check
 from tests.gpu._model import Conversation, Served, conversation, lines
 
-SESSIONS, TURNS, NEW_TOKENS, MADE_UP = 3, 4, 16, 40
-MOST_ALLOCATIONS = 120_000  # each makes about three events, and a snapshot of all of them must stay within seconds
+SESSIONS, TURNS, NEW_TOKENS, MADE_UP = 3, 4, 8, 40
+MOST_ALLOCATIONS = 160_000  # each makes about three events, and a snapshot of all of them must stay within seconds
 
 
 @contextlib.contextmanager
