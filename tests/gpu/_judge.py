@@ -56,7 +56,8 @@ def judged(path: Path, result: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
         at = recording.devices.index(used[0])
         told["checks"] += conservation(used[0], explained.document["devices"][at])
         told["checks"] += counted(used[0], explained.replays[at], result.get("stats") or {})
-        told["ooms"] = ooms(used[0], explained, at, result.get("failures") or [], told["checks"])
+        told["ooms"] = ooms(explained, at, result.get("failures") or [], recording.settings or Settings(),
+                            told["checks"])
     data, events, whole = packed(document, most_bytes)
     told["published"] = {"bytes": len(data), "events": events, "complete": whole}
     return told, data
@@ -163,7 +164,7 @@ def counted(device: DeviceRecording, replayed: Replay, stats: Mapping[str, Any])
     return found
 
 
-def ooms(device: DeviceRecording, explained: Explained, at: int, failures: list[dict[str, Any]],
+def ooms(explained: Explained, at: int, failures: list[dict[str, Any]], settings: Settings,
          checks: list[Check]) -> list[dict[str, Any]]:
     """Each recorded error: the verdict, what torch's message and its observer said, and whether they agree."""
     verdicts, replayed = explained.document["devices"][at]["ooms"], explained.replays[at].ooms
@@ -172,12 +173,12 @@ def ooms(device: DeviceRecording, explained: Explained, at: int, failures: list[
     checks += [check(f"ran out: {failure['label']}", True, failure["ran_out"]) for failure in failures]
     told = []
     for verdict, oom, (failure, seen) in zip(verdicts, replayed, expected, strict=False):
-        told.append(_oom(verdict, oom, failure, seen, checks))
+        told.append(_oom(verdict, oom, failure, seen, settings, checks))
     return told
 
 
 def _oom(verdict: Mapping[str, Any], oom: RecordedOom, failure: Mapping[str, Any], seen: Mapping[str, Any],
-         checks: list[Check]) -> dict[str, Any]:
+         settings: Settings, checks: list[Check]) -> dict[str, Any]:
     label, state, said = failure["label"], sums(oom.state), failure["said"]
     truth = ground_truth(oom.requested, seen["allowed"], seen.get("reserved", 0), seen.get("allocated", 0),
                          seen["device_free"])
@@ -193,10 +194,12 @@ def _oom(verdict: Mapping[str, Any], oom: RecordedOom, failure: Mapping[str, Any
         checks += [check(f"{label}: reserved at the error", seen.get("reserved"), state["reserved"]),
                    check(f"{label}: allocated at the error", seen.get("allocated"), state["allocated"])]
     if last and state is not None and said:
-        amounts = {"requested": oom.requested, "allocated": state["allocated"],
-                   "unallocated": state["reserved"] - state["allocated"]}
-        checks += [check(f"{label}: torch's message says the same of {name}", True, agrees(said[name], size))
-                   for name, size in amounts.items() if name in said]
+        # CUDA's message tells the segment that was asked of the device, not the request.
+        amounts = {"requested": (oom.requested, settings.segment_size(oom.requested)),
+                   "allocated": (state["allocated"],), "unallocated": (state["reserved"] - state["allocated"],)}
+        checks += [check(f"{label}: torch's message says the same of {name}", True,
+                         any(agrees(said[name], size) for size in sizes))
+                   for name, sizes in amounts.items() if name in said]
     return {"label": label, "verdict": found, "truth": truth, "sentence": verdict["sentence"],
             "note": verdict["note"], "requested_bytes": oom.requested, "device_free_bytes": oom.device_free,
             "observer": dict(seen), "said": said, "state": state, "reproduced": oom.reproduced,

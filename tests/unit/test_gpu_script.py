@@ -198,6 +198,22 @@ def test_amounts_are_read_from_torchs_message() -> None:
     assert not agrees(None, 0)
 
 
+def test_torchs_message_may_tell_the_segment_in_place_of_the_request(tmp_path: Path) -> None:
+    """CUDA's message names what was asked of the device: 20 MiB for a request of 3 MiB agree, 21 MiB do not."""
+    made = RecordingAllocator(Settings(), 20 * MIB, space=1 << 40)
+    made.alloc(18 * MIB)
+    with pytest.raises(OutOfMemory):
+        made.alloc(3 * MIB)
+    made.dump(tmp_path / "snapshot.pickle")
+    seen = {"requested": 20 * MIB, "allowed": 20 * MIB, "device_free": 0, "reserved": 20 * MIB, "allocated": 18 * MIB,
+            "active": 18 * MIB}
+    for amount, wrong in (("3.00", []), ("20.00", []), ("21.00", ["x: torch's message says the same of requested"])):
+        failure = {"label": "x", "expected": "CAPACITY", "ran_out": True, "failures": [seen],
+                   "said": said(f"Tried to allocate {amount} MiB.")}
+        told, _ = _judge.judged(tmp_path / "snapshot.pickle", {"failures": [failure]})
+        assert failed(told["checks"]) == wrong
+
+
 @pytest.mark.parametrize(("rounded", "device_free", "truth"), [
     (30, 50, "ENOUGH IN SUM"), (31, 50, None), (40, 50, None), (41, 50, "CAPACITY"), (31, 0, "CAPACITY")])
 def test_bytes_decide_what_a_verdict_must_say(rounded: int, device_free: int, truth: str | None) -> None:
