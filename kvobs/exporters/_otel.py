@@ -138,7 +138,7 @@ class OtelExporter:
         if self._instruments is None:
             self._choose(bool(observations))
         if self._instruments is not None:
-            self._instruments.record(observations)
+            self._lost(self._instruments.record(observations))
         self._publish_fact()
 
     def prepare(self) -> None:

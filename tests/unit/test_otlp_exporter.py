@@ -85,6 +85,22 @@ assert len(spans.get_finished_spans()) == 2
 """) == ""
 
 
+def test_of_many_counted_latencies_some_are_recorded_and_the_others_counted_as_lost() -> None:
+    """An instrument takes 7 us a value: of 5,000 in one bucket 2,000 reach it, and 3,000 are told as dropped."""
+    assert _run(GLOBALS + """
+from kvobs.catalog import LATENCY_BUCKETS
+from kvobs.model import AllocationLatencies
+use_globals()
+otel = OtelExporter(Config(), state, "p")
+counts = [0] * (len(LATENCY_BUCKETS) + 1)
+counts[1], counts[3] = 5_000, 7
+state.fold([AllocationLatencies(1, "vgpu:0", tuple(counts), 5_000 * 5_000 + 7 * 200_000)])
+otel.tick(state.take_observations())
+[point] = points()["kvobs.alloc.latency"]
+assert (list(point.bucket_counts)[:4], point.count, dropped()) == ([0, 2_000, 0, 7], 2_007, 3_000)
+""") == ""
+
+
 def test_providers_set_after_the_start_are_found() -> None:
     """Providers that the application sets after kvobs started are used from then on."""
     assert _run(GLOBALS + """
