@@ -29,15 +29,17 @@ DEMO = """
 import json, sys
 from pathlib import Path
 from kvobs.lab.demo import _chat, _script
+from kvobs.lab.demo._allocator import Held
 from kvobs.lab.demo._observer import Observer
 from kvobs.lab.demo._report import record
 observer = Observer(deep=True)
-chat = _chat.Chat(Path(sys.argv[1]), _script.NEW_TOKENS)
+chat = _chat.Chat(_chat.Model(Path(sys.argv[1])))
 print("ready", flush=True)
 with _chat.one_thread():
     for line in sys.stdin:
-        text = chat.say(line.strip())
-        print(json.dumps(record(observer.turn(), text)), flush=True)
+        text = chat.say(line.strip(), _script.NEW_TOKENS)
+        told = record(observer.turn(), text, "garden", Held(), observer.verdict("cpu"), observer.migrations())
+        print(json.dumps(told), flush=True)
 """
 
 
@@ -257,20 +259,24 @@ def test_the_real_demo(tmp_path: Path) -> None:
         pytest.skip(why_not())
     store = tmp_path / "store"
     demo = subprocess.Popen(
-        [sys.executable, "-m", "kvobs", "demo", "--json", "--turns", "2", "--deep"], stdout=subprocess.PIPE, text=True,
-        cwd=ROOT, stderr=subprocess.DEVNULL, env=child_environment(
+        [sys.executable, "-m", "kvobs", "demo", "--json", "--turns", "2", "--deep", "--device", "cpu"],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, stderr=subprocess.DEVNULL, env=child_environment(
             KVOBS_STORE=str(store), KVOBS_PROMETHEUS="off", XDG_CACHE_HOME=str(Path(MODEL).parents[2])))
     try:
         assert demo.stdout is not None
         turns = [json.loads(demo.stdout.readline())]
+        assert json.loads(demo.stdout.readline())["session"] == "travel"  # beside which the main one goes on
         with viewing(store) as address, browsing() as window:
             window.page.goto(address)
             wait_until(lambda: window.state().startswith("Live"), what="the live page")
             assert NAME in str(StoreReader(store).turns()[0].record.origin.model)
             window.open("Turns")
+            window.page.get_by_role("combobox", name="Session").click()
+            window.page.get_by_role("option", name="garden", exact=True).click()
             wait_until(lambda: agrees(window, turns), what="the first turn")
             turns.append(json.loads(demo.stdout.readline()))
             wait_until(lambda: agrees(window, turns), what="the second turn")
+            assert json.loads(demo.stdout.readline())["session"] == "letter"
             assert demo.wait(60) == 0
             window.open("Live")
             wait_until(lambda: window.state().startswith("The process has ended"), what="the stale state")
