@@ -205,7 +205,7 @@ def test_torchs_message_may_tell_the_segment_in_place_of_the_request(tmp_path: P
     with pytest.raises(OutOfMemory):
         made.alloc(3 * MIB)
     made.dump(tmp_path / "snapshot.pickle")
-    seen = {"requested": 20 * MIB, "allowed": 20 * MIB, "device_free": 0, "reserved": 20 * MIB, "allocated": 18 * MIB,
+    seen = {"requested": 20 * MIB, "allowed": 20 * MIB, "device_free": 0, "reserved": 18 * MIB, "allocated": 18 * MIB,
             "active": 18 * MIB}
     for amount, wrong in (("3.00", []), ("20.00", []), ("21.00", ["x: torch's message says the same of requested"])):
         failure = {"label": "x", "expected": "CAPACITY", "ran_out": True, "failures": [seen],
