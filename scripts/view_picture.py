@@ -15,7 +15,7 @@ PICTURE = Path(__file__).resolve().parent.parent / "docs" / "view.png"
 
 
 def main() -> int:
-    """Run the demo with a store of its own, and take the picture in its fourth turn."""
+    """Run the demo with a store of its own, and take the picture in a turn of its long conversation."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         demo = subprocess.Popen([sys.executable, "-m", "kvobs", "demo", "--json", "--deep", "--turns", "6"],
@@ -23,7 +23,7 @@ def main() -> int:
                                 env=os.environ | {"KVOBS_STORE": str(store), "KVOBS_PROMETHEUS": "off"})
         try:
             assert demo.stdout is not None
-            told = [demo.stdout.readline() for _ in range(3)]
+            told = [demo.stdout.readline() for _ in range(4)]
             if not told[-1]:
                 return demo.wait()
             with viewing(store) as address, browsing(width=1400, height=1080) as window:

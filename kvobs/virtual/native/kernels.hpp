@@ -8,6 +8,7 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -124,6 +125,14 @@ inline at::Tensor copy_from_and_resize(const at::Tensor &self, const at::Tensor 
 
 inline void record_stream(at::Tensor &self, c10::Stream stream) {
     torch_allocator().recordStream(self.storage().data_ptr(), stream);
+}
+
+// Of whole numbers too, as on CUDA; the host's kernel counts only floating-point numbers. Models with experts need it.
+inline at::Tensor histc(const at::Tensor &self, int64_t bins, const at::Scalar &least, const at::Scalar &most) {
+    const bool whole = at::isIntegralType(self.scalar_type(), /*includeBool=*/false);
+    const at::Tensor host = host_alias(self);
+    const at::Tensor found = at::histc(whole ? host.to(at::kDouble) : host, bins, least, most);
+    return to_device(whole ? found.to(self.scalar_type()) : found, self.device().index());
 }
 
 // Whether a gradient is wanted decides which attention kernel may be chosen.

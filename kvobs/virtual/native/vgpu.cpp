@@ -43,6 +43,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
     m.impl("_copy_from", TORCH_FN(copy_from));
     m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+    m.impl("histc", TORCH_FN(histc));
     m.impl("record_stream", TORCH_FN(record_stream));
     prefer_host_kernels(m);
 }
