@@ -26,8 +26,8 @@ bench: $(READY) ## Measure what kvobs costs, each figure beside its noise (BENCH
 soak: $(READY) ## Run many sessions on two virtual GPUs for 10,000 steps and add everything up (SOAK_ARGS="--steps 1000").
 	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.soak $(SOAK_ARGS)
 
-gpu: $(READY) ## On a machine with a CUDA GPU: record real snapshots there, replay them and print the score (at most 6 minutes).
-	@.venv/bin/python tests/gpu/record.py --out build/gpu
+gpu: $(READY) ## Record, replay and score on one CUDA GPU (GPU_ARGS="--model DIR"); six minutes at most.
+	@.venv/bin/python tests/gpu/record.py --out build/gpu $(GPU_ARGS)
 
 lint: $(READY) ## Check style, types, layers and generated documentation.
 	.venv/bin/ruff check .
