@@ -13,7 +13,9 @@ from kvobs.virtual._library import Library
 
 _STATES = {INACTIVE: "inactive", ALLOCATED: "active_allocated"}
 _PENDING = "active_pending_free"
-_SEGMENTS, _BLOCKS, _EVENTS, _FRAMES, _ENDS, _STACKS, _TEXT = range(7)
+_SEGMENTS, _BLOCKS, _EVENTS, _FRAMES, _ENDS, _STACKS = range(6)
+_line = ctypes.pythonapi.PyCode_Addr2Line
+_line.restype, _line.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_int)
 
 
 def take(library: Library, device: int, traces: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -58,13 +60,7 @@ def _segments(library: Library, columns: int, device: int, stacks: list[list[dic
 
 def _stacks(library: Library, columns: int) -> list[list[dict[str, Any]]]:
     """Every stack once: events share the lists, as in torch's own snapshots."""
-    text = _bytes(library, columns, _TEXT)
-
-    def word(place: int) -> str:
-        return text[place:text.index(b"\0", place)].decode("utf-8", "replace")
-
-    frames = [{"filename": word(file), "name": word(name), "line": line}
-              for file, name, line in _rows(_numbers(library, columns, _FRAMES), 3)]
+    frames = [_frame(code, offset) for code, offset in _rows(_numbers(library, columns, _FRAMES), 2)]
     order = _numbers(library, columns, _STACKS)
     found: list[list[dict[str, Any]]] = []
     start = 0
@@ -72,6 +68,12 @@ def _stacks(library: Library, columns: int) -> list[list[dict[str, Any]]]:
         found.append([frames[number] for number in order[start:end]])
         start = end
     return found
+
+
+def _frame(address: int, offset: int) -> dict[str, Any]:
+    """A frame of the code object at an address, which the columns keep alive, in words."""
+    code = ctypes.cast(address, ctypes.py_object).value
+    return {"filename": code.co_filename, "name": code.co_name, "line": _line(code, offset)}
 
 
 def _rows(column: array[int], width: int) -> Iterator[array[int]]:
@@ -82,9 +84,3 @@ def _numbers(library: Library, columns: int, which: int) -> array[int]:
     length = ctypes.c_int64()
     place = library.column(columns, which, ctypes.byref(length))
     return array("q", ctypes.string_at(place, 8 * length.value) if length.value else b"")
-
-
-def _bytes(library: Library, columns: int, which: int) -> bytes:
-    length = ctypes.c_int64()
-    place = library.column(columns, which, ctypes.byref(length))
-    return ctypes.string_at(place, length.value) if length.value else b""

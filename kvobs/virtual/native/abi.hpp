@@ -40,6 +40,7 @@ inline void set_up(int count, const uint64_t *capacities, int bounds, const uint
         TORCH_CHECK(made.back()->usable(), "The host has no addresses for a virtual device of ",
                     size_text(capacities[i]), "; 64 times as much are reserved (ulimit -v).");
     }
+    unwinder();
     all.bounds.assign(bounds_ns, bounds_ns + bounds);
     all.devices = std::move(made);
     static Hooks hooks;
@@ -152,14 +153,13 @@ int kvobs_vgpu_release_pool(int device, int64_t pool) {
 
 // Columns of a snapshot, to be freed by kvobs_vgpu_drop; null where it failed.
 Columns *kvobs_vgpu_snapshot(int device, int with_events) {
-    Columns *made = nullptr;
-    told([&] { made = new Columns(Taker().take(registry().at(device), with_events != 0)); });
-    return made;
+    auto made = std::make_unique<Columns>();
+    return told([&] { Taker().take(registry().at(device), with_events != 0, *made); }) ? nullptr : made.release();
 }
 
 void kvobs_vgpu_drop(Columns *columns) { delete columns; }
 
-// A column by its number, in the order of Columns, and how many numbers (bytes for the text) are in it.
+// A column by its number, in the order of Columns, and how many numbers are in it.
 const void *kvobs_vgpu_column(const Columns *columns, int number, int64_t *length) {
     const auto numbers = [length](const auto &rows) -> const void * {
         *length = static_cast<int64_t>(rows.size() * sizeof(rows[0]) / sizeof(int64_t));
@@ -171,8 +171,7 @@ const void *kvobs_vgpu_column(const Columns *columns, int number, int64_t *lengt
         case 2: return numbers(columns->events);
         case 3: return numbers(columns->frames);
         case 4: return numbers(columns->stack_ends);
-        case 5: return numbers(columns->stack_frames);
-        default: *length = static_cast<int64_t>(columns->text.size()); return columns->text.data();
+        default: return numbers(columns->stack_frames);
     }
 }
 

@@ -10,7 +10,46 @@
 
 namespace kvobs::vgpu {
 
-using Context = std::shared_ptr<c10::GatheredContext>;
+using Frame = torch::CapturedTraceback::PyFrame;
+
+// Stands in torch's list of what gathers Python's frames, so that torch's own can be reached, and gathers none.
+struct Listed final : torch::CapturedTraceback::Python {
+    bool canGather() override { return true; }
+    std::vector<Frame> gather() override { return {}; }
+    void release(std::vector<Frame> &) override {}
+    void appendSymbolized(const std::vector<Frame> &, torch::SymbolizedTracebacks &) override {}
+    int traverse(std::vector<Frame> &, torch::CapturedTraceback::visitproc, void *) override { return 0; }
+    int clear(std::vector<Frame> &) override { return 0; }
+};
+
+// Null until torch has one.
+inline torch::CapturedTraceback::Python *unwinder() {
+    static Listed *const own = [] {
+        auto *made = new Listed;  // torch keeps it for ever
+        torch::CapturedTraceback::addPythonUnwinder(made);
+        return made;
+    }();
+    return own->next_;
+}
+
+// A stack of Python. Not torch's own kind, since torch imports its compiler to tell the names and lines of that.
+struct Stack {
+    std::vector<Frame> frames;  // innermost first; each has a reference to its code
+
+    explicit Stack(std::vector<Frame> &&gathered) : frames(std::move(gathered)) {}
+    Stack(const Stack &) = delete;
+    Stack &operator=(const Stack &) = delete;
+    ~Stack() {
+        if (!frames.empty()) unwinder()->release(frames);  // takes no GIL: torch lets them go when it next gathers
+    }
+};
+using Context = std::shared_ptr<Stack>;
+
+// Takes the GIL: never under a device's lock.
+inline Context gather_stack() {
+    torch::CapturedTraceback::Python *found = unwinder();
+    return found && found->canGather() ? std::make_shared<Stack>(found->gather()) : nullptr;
+}
 
 // kvobs/allocator/recording.py numbers them.
 enum Action : uint8_t {

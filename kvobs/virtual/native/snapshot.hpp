@@ -1,6 +1,7 @@
 // The state and history of a device in columns, for Python to read without a header of its own.
 #pragma once
 
+#include <map>
 #include <unordered_map>
 
 #include "registry.hpp"
@@ -12,20 +13,28 @@ struct Columns {
     struct SegmentRow { int64_t address, size, stream, pool, small, expandable, blocks, stack; };
     struct BlockRow { int64_t address, size, requested, state, stack; };
     struct EventRow { int64_t action, address, size, stream, pool, time_us, stack; };
-    struct FrameRow { int64_t file, name, line; };  // positions in `text`
+    struct FrameRow { int64_t code, offset; };  // a code object of Python, and the instruction in it
 
     std::vector<SegmentRow> segments;
     std::vector<BlockRow> blocks;
     std::vector<EventRow> events;
     std::vector<FrameRow> frames;
-    std::vector<int64_t> stack_ends, stack_frames;  // tracebacks one behind the other: where each ends, and its frames
-    std::string text;  // every text with its end, '\0'
+    std::vector<int64_t> stack_ends, stack_frames;  // stacks one behind the other: where each ends, and its frames
+    std::vector<Context> contexts;  // the code objects live as long
+    VirtualDevice *device = nullptr;
+
+    // Under the lock, which a fork waits for: letting stacks go takes a lock of torch's, and a child must not inherit it.
+    ~Columns() {
+        if (!device) return;
+        Locked lock(*device);
+        contexts.clear();
+    }
 };
 
 class Taker {
 public:
-    Columns take(VirtualDevice &device, bool with_events) {
-        Columns found;
+    void take(VirtualDevice &device, bool with_events, Columns &found) {
+        found.device = &device;
         std::vector<Event> events;
         {
             Locked lock(device);
@@ -41,8 +50,8 @@ public:
         for (Event &event : events)
             found.events.push_back({event.action, as_signed(event.address), as_signed(event.size), event.stream,
                                     event.pool, event.time_us, number(std::move(event.context))});
-        resolve(found);
-        return found;
+        tell_stacks(found);
+        found.contexts = std::move(contexts_);
     }
 
 private:
@@ -72,21 +81,15 @@ private:
         return place->second;
     }
 
-    void resolve(Columns &found) const {
-        std::vector<torch::CapturedTraceback *> stacks;
-        stacks.reserve(contexts_.size());
-        for (const Context &context : contexts_) stacks.push_back(static_cast<torch::CapturedTraceback *>(context.get()));
-        const torch::SymbolizedTracebacks told = torch::symbolize(stacks);
-        std::unordered_map<std::string, int64_t> places;
-        const auto place = [&](const std::string &text) {
-            const auto [at, made] = places.try_emplace(text, static_cast<int64_t>(found.text.size()));
-            if (made) found.text.append(text).push_back('\0');
-            return at->second;
-        };
-        for (const auto &frame : told.all_frames)
-            found.frames.push_back({place(frame.filename), place(frame.funcname), static_cast<int64_t>(frame.lineno)});
-        for (const auto &trace : told.tracebacks) {
-            for (uint64_t frame : trace) found.stack_frames.push_back(as_signed(frame));
+    void tell_stacks(Columns &found) const {
+        std::map<std::pair<void *, int>, int64_t> known;
+        for (const Context &context : contexts_) {
+            for (const Frame &frame : context->frames) {
+                const auto [place, made] = known.try_emplace({frame.code, frame.lasti},
+                                                             static_cast<int64_t>(found.frames.size()));
+                if (made) found.frames.push_back({reinterpret_cast<int64_t>(frame.code), frame.lasti});
+                found.stack_frames.push_back(place->second);
+            }
             found.stack_ends.push_back(static_cast<int64_t>(found.stack_frames.size()));
         }
     }

@@ -17,7 +17,7 @@ inline Context gather(const VirtualDevice &device, Level least) {
     // Read without the lock: a history that starts meanwhile misses at most the stacks of events under way.
     const History &history = const_cast<VirtualDevice &>(device).history();
     if (!history.recording() || history.level() < least) return nullptr;
-    return torch::CapturedTraceback::gather(true, false, false);
+    return gather_stack();
 }
 
 inline std::string size_text(uint64_t bytes) {
