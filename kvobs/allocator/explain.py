@@ -18,7 +18,7 @@ from kvobs.allocator.replay import OOM_STATES, replay
 from kvobs.allocator.replayed import RecordedOom, Replay, Score
 from kvobs.allocator.settings import Settings
 from kvobs.allocator.state import ALLOCATED, INACTIVE, PENDING, State
-from kvobs.allocator.verdict import SUCCEEDS, Judgement, Request, judge
+from kvobs.allocator.verdict import SUCCEEDS, Judgement, Request, Verdict, judge
 from kvobs.allocator.waste import waste
 
 SHOWN = 20
@@ -79,6 +79,9 @@ def judge_oom(oom: RecordedOom, settings: Settings) -> tuple[Judgement, str]:
     found = judge(oom.state, settings, request, oom.device_free)
     if found.verdict not in SUCCEEDS:
         return found, ""
+    if found.verdict is Verdict.SERVED:
+        return found, ("What it fits into became free while PyTorch waited for other streams; after that it asks only "
+                       "the device once more (WAIT). The same request succeeds now.")
     refused = judge(oom.state, settings, request, 0)
     note = (f"The device reported {oom.device_free:,} bytes free and refused all the same: a memory limit of the "
             "process (per_process_memory_fraction), or another process took them meanwhile.")
