@@ -60,7 +60,8 @@ def change_settings(change: str) -> str:
         torch._C._accelerator_setAllocatorSettings(wanted)
     except (RuntimeError, ValueError, IndexError) as error:
         torch._C._accelerator_setAllocatorSettings(restoring)
-        raise Unavailable(f"torch refuses the settings {wanted!r}: {str(error).splitlines()[0]}") from None
+        why = str(error).splitlines()[0].rstrip(" .")
+        raise Unavailable(f"torch refuses the settings {wanted!r}: {why}.") from None
     if torch._C._accelerator_getAllocatorSettings() != wanted:
         raise Unavailable(f"The settings {wanted!r} were sent, and others are in effect.")
     return restoring
