@@ -6,7 +6,7 @@ import itertools
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -232,8 +232,9 @@ class _Devices:
         return LatencyCounts(allocations, frees, allocated_bytes, freed_bytes, tuple(counts), sum_ns, allocations, slow)
 
     def _out_of_memory(self, device: int, requested: int, allowed: int, free: int) -> None:
-        for observer in self._observers:
-            observer(device, requested, allowed, free)
+        with ExitStack() as stack:  # all are called, whichever of them raises
+            for observer in reversed(self._observers):
+                stack.callback(observer, device, requested, allowed, free)
 
 
 def _name(number: int) -> str:

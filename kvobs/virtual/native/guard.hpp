@@ -49,6 +49,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
     c10::Stream getStream(c10::Device device) const override {
         const int index = index_of(device);
+        registry().at(index);
         return stream_of(index, current.stream[static_cast<size_t>(index)]);
     }
     c10::Stream getDefaultStream(c10::Device device) const override {

@@ -27,9 +27,13 @@ public:
         : capacity_(capacity), size_(round_up(64 * capacity, ROUND_LARGE) + (uint64_t{1} << 40)) {
         void *found = mmap(nullptr, size_ + ROUND_LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (found == MAP_FAILED) return;
+        found_ = found;
         base_ = round_up(reinterpret_cast<uint64_t>(found), ROUND_LARGE);
         madvise(found, size_, MADV_DONTDUMP);
         holes_[0] = size_;
+    }
+    ~Space() {  // only of a device that could not be set up with the others
+        if (found_) munmap(found_, size_ + ROUND_LARGE);
     }
     Space(const Space &) = delete;
     Space &operator=(const Space &) = delete;
@@ -163,6 +167,7 @@ private:
     }
 
     uint64_t capacity_, size_, base_ = 0, used_ = 0;
+    void *found_ = nullptr;  // where the system put it, before the base was rounded
     bool host_failed_ = false;
     std::map<uint64_t, uint64_t> holes_;  // free addresses: offset, size
     std::deque<uint64_t> planned_;
