@@ -51,7 +51,9 @@ def read(device: str, stats: Mapping[str, Any], *, backend: str = NATIVE, expand
                 kept = _ever(stats, family) or not used
             if value is not None and kept:
                 found.append((name, (device,), value))
-        counts = _number(stats.get("num_device_alloc")) or not used
+        # Begun anew (reset_accumulated_memory_stats) they are true zeros: nothing was reserved since.
+        begun = _number(_figures(stats, "reserved_bytes").get("allocated")) == 0
+        counts = _number(stats.get("num_device_alloc")) or not used or begun
         for name, operation, key in _COUNTERS:
             count = _number(stats.get(key))
             if count or (count is not None and counts):

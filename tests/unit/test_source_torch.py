@@ -101,6 +101,14 @@ def test_families_that_stayed_zero_are_taken_for_not_kept(installed: Any) -> Non
     assert told["kvobs.allocator.out_of_memory", ("cuda:0",)] == 0
 
 
+def test_counters_that_the_host_began_anew_are_told_as_zeros(installed: Any) -> None:
+    """After the host reset what is summed zeros are told, so that the errors after it are counted from there."""
+    told = readings(installed(FakeTorch([stats(reserved_bytes=stat(3 * GiB, allocated=0), num_device_alloc=0,
+                                               num_device_free=0, num_ooms=0, num_alloc_retries=0)])))
+    assert told["kvobs.allocator.out_of_memory", ("cuda:0",)] == 0
+    assert told["kvobs.allocator.retries", ("cuda:0",)] == 0
+
+
 def test_only_devices_that_this_process_used_are_told(installed: Any) -> None:
     """Of three devices the one that was never used has no points, and one that was emptied again has its zeros."""
     emptied = stats(reserved_bytes=stat(0, 3 * GiB), allocated_bytes=stat(0, 2 * GiB))
