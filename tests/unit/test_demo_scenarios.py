@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvobs.lab.demo._run import ending
 from kvobs.lab.scenarios import SCENARIOS, Expected, Truth, claims
+from kvobs.store import StoreError
 
 TRUTH = Truth("one", "Something happens.", (
     Expected("verdict", "CAPACITY", "it is so"), Expected("free_bytes", 10, "at least that", ">="),
@@ -45,3 +47,13 @@ def test_the_registry_says_names_once() -> None:
         assert scenario.truth.value(names[0]) == scenario.truth.expected[0].value
     with pytest.raises(KeyError):
         SCENARIOS["oom"].truth.value("nothing")
+
+
+def test_a_store_without_records_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing could be recorded (a full disk), a scenario and the demo end with 1 and one sentence."""
+    def body() -> int:
+        raise StoreError("There is no kvobs store in there.")
+
+    assert ending(body) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "kvobs: There is no kvobs store in there.\n")

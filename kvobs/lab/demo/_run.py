@@ -16,6 +16,7 @@ from kvobs.lab.demo._device import Place, choose
 from kvobs.lab.demo._errors import DemoError
 from kvobs.lab.demo._observer import Observer
 from kvobs.lab.demo._progress import say, stage
+from kvobs.store import StoreError
 
 INTERRUPTED = 130
 
@@ -54,6 +55,9 @@ def ending(body: Callable[[], int]) -> int:
     except DemoError as error:
         say(f"kvobs: {error}")
         return error.exit_code
+    except StoreError as error:  # the disk is full, say: the store's own warning came before
+        say(f"kvobs: {error}")
+        return 1
     except KeyboardInterrupt:
         say("kvobs: Interrupted.")
         return INTERRUPTED
