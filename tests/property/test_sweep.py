@@ -184,3 +184,24 @@ def test_bytes_that_change_device_are_migrated_and_conserved(
             layer.keys, layer.values = kept
         assert sweep.step(book.layers, 0).moves == tuple(
             (dst, src, count, size) for (src, dst), (count, size) in expected.items())
+
+
+@given(sliding=st.booleans(), before=st.integers(1, 9), after=st.integers(1, 9), layers=st.integers(1, 3))
+def test_a_cache_that_is_moved_by_hand_and_then_grows(sliding: bool, before: int, after: int, layers: int) -> None:
+    """What a cache held when it was moved has migrated; the step there wrote its own tokens and copied the rest."""
+    def feed(rows: int, device: str) -> Delta:
+        for one in made:
+            one.update(*(torch.zeros(1, HEADS, rows, WIDTH, device=device) for _ in "kv"))
+        return sweep.step(made, rows)
+
+    made = [cache_utils.DynamicSlidingWindowLayer(sliding_window=64) if sliding else cache_utils.DynamicLayer()
+            for _ in range(layers)]
+    sweep, row = CacheSweep(), 2 * ROW * layers
+    sweep.baseline(made)
+    feed(before, "cpu")
+    for one in made:
+        one.keys, one.values = one.keys.to("meta"), one.values.to("meta")
+    delta = feed(after, "meta")
+    assert delta.moves == (("cpu", "meta", 2 * layers, before * row),)
+    assert (delta.reallocations, delta.written, delta.copied) == (2 * layers, after * row, before * row)
+    assert feed(1, "meta").moves == ()

@@ -12,6 +12,8 @@ created with. Of the bytes in replaced storages, those of new tokens are *writte
 quantized and other unusual layers written is the net growth of stored bytes, so written + copied is always the
 size of the replaced storages. A static layer is written in place, every token once; the in-place shifts of its full
 sliding window are not counted as copies. States of linear attention are held and reserved, never written or copied.
+A buffer on another device than at the last sweep was moved before the step: what it held then was moved, and what the
+step did to it there counts as ever.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import msgspec
 from kvobs.sources.transformers._layers import IN_PLACE, STATES, filled, kind_of, row_bytes, seen_length, stored
 
 _NOWHERE = -1
+GROWING = frozenset({"dynamic", "sliding"})  # every step that feeds such a layer puts new buffers into it
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -196,9 +199,12 @@ class CacheSweep:
         for group in self._groups:
             length = self._length[group.layers[0]]
             rows = min(length, group.rows) if group.kind == "static" else group.rows
+            one_row = group.row_bytes // len(group.layers)
             for index in group.layers:
                 self._length[index] = length
-                self._held[index] = rows * group.row_bytes // len(group.layers)
+                self._held[index] = rows * one_row
+                self._buffers[index, "keys"].storage_bytes = group.storage_rows * group.key_row_bytes
+                self._buffers[index, "values"].storage_bytes = group.storage_rows * (one_row - group.key_row_bytes)
         if self._groups:
             for slot, index in enumerate(self._attention):
                 self._buffers[index, "keys"].address = self._addresses[2 * slot]
@@ -239,11 +245,12 @@ class CacheSweep:
                     totals[1] += size
                     totals[2] = max(totals[2], size)
                 before = self._buffers.get((index, name))
-                if before is not None and before.device != device:
+                moved = before is not None and before.device != device
+                if before is not None and moved:
                     move = moves.setdefault((before.device, device), [0, 0])
                     move[0] += 1
-                    move[1] += tensor.nbytes
-                elif _replaced(before, address, size, kind, name):
+                    move[1] += min(tensor.nbytes, before.storage_bytes or tensor.nbytes)  # it grew after it had moved
+                if (query_length and kind in GROWING) if moved else _replaced(before, address, size, kind, name):
                     delta.reallocations += 1
                     replaced += size
             growth = held - states - self._held.get(index, 0)
