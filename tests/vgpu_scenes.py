@@ -28,7 +28,7 @@ def play(module: str, only: list[str] | None) -> dict[str, Any]:
     return seen
 
 
-def _remote(module, only):  # type: ignore[no-untyped-def]  # sent by its source, without this module's imports
+def _remote(module, only):  # sent by its source, without this module's imports
     from tests.vgpu_scenes import play
 
     return play(module, only)

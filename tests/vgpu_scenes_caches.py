@@ -133,7 +133,7 @@ def _copied(before: dict[tuple[str, str], tuple[int, int]]) -> dict[str, list[in
 
 
 def moved() -> dict[str, Any]:
-    """Layers offloaded and fetched back, then all moved to the other device: migrations, copies, and tokens after it."""
+    """Layers offloaded and fetched back, then all moved to the other device: migrations and the device's copies."""
     model = tiny.llama()
     other = model.to(FIRST)
     with _watched() as watch:

@@ -109,9 +109,9 @@ def half_precision() -> dict[str, Any]:
 
 def instrumented() -> dict[str, Any]:
     """Every family with source transformers installed: the CPU's tokens without it, and the turns that it saw."""
-    from kvobs import model as events
     from opentelemetry.trace import NoOpTracer
 
+    from kvobs import model as events
     from tests.contract.conftest import Watch
 
     seen: dict[str, Any] = {}
@@ -216,6 +216,7 @@ def loaded() -> dict[str, Any]:
         second = Path(directory) / "again"
         whole.save_pretrained(second)
         again, saved = load_file(second / "model.safetensors"), load_file(file)
-    return {"tokens": [torch.equal(expected, _generated(other, _on(given, FIRST))) for other in (whole, halves, by_hand)],
+    made = (whole, halves, by_hand)
+    return {"tokens": [torch.equal(expected, _generated(other, _on(given, FIRST))) for other in made],
             "halves": str(halves.model.layers[2].mlp.up_proj.weight.device),
             "again": all(torch.equal(again[name], saved[name]) for name in saved)}

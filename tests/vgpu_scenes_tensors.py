@@ -33,8 +33,9 @@ def views() -> dict[str, bool]:
     whole = torch.arange(24.0, device=VGPU).view(4, 6)
     made = {"slice": whole[1:3, ::2], "transpose": whole.t(), "expand": whole.unsqueeze(0).expand(3, 4, 6),
             "narrow": whole.narrow(0, 1, 2), "unfold": whole.unfold(0, 2, 1), "other type": whole.view(torch.int32),
-            "complex": torch.view_as_complex(whole.view(4, 3, 2)), "detach": whole.detach(), "diagonal": whole.diagonal(),
-            "real": torch.view_as_complex(whole.view(4, 3, 2)).imag, "select": whole[2], "split": whole.split(2)[1]}
+            "complex": torch.view_as_complex(whole.view(4, 3, 2)), "detach": whole.detach(),
+            "diagonal": whole.diagonal(), "real": torch.view_as_complex(whole.view(4, 3, 2)).imag,
+            "select": whole[2], "split": whole.split(2)[1]}
     start = whole.untyped_storage().data_ptr()
     found = {name: view.untyped_storage().data_ptr() == start for name, view in made.items()}
 
@@ -96,8 +97,9 @@ def other_devices() -> dict[str, str]:
     index = torch.tensor([0, 1])
     attention = torch.nn.functional.scaled_dot_product_attention
     return {
-        "host": _told(lambda: near + host), "host first": _told(lambda: host @ near), "device": _told(lambda: near + far),
-        "list": _told(lambda: torch.cat([near, far])), "out": _told(lambda: torch.add(near, 1, out=host)),
+        "host": _told(lambda: near + host), "host first": _told(lambda: host @ near),
+        "device": _told(lambda: near + far), "list": _told(lambda: torch.cat([near, far])),
+        "out": _told(lambda: torch.add(near, 1, out=host)),
         "module": _told(lambda: torch.nn.Linear(3, 3)(near)), "gather": _told(lambda: near.gather(0, index[None])),
         "embedding": _told(lambda: torch.nn.functional.embedding(index, near)),
         "attention": _told(lambda: attention(near[None, None], host[None, None], host[None, None])),
@@ -117,8 +119,9 @@ def generators() -> dict[str, Any]:
 
     def seeded(device: str) -> list[Any]:
         torch.manual_seed(3)
-        return [torch.randn(5, device=device), torch.randperm(9, device=device), torch.bernoulli(torch.rand(9, device=device)),
-                torch.multinomial(torch.ones(7, device=device), 4), torch.nn.functional.dropout(torch.ones(9, device=device))]
+        ones = torch.ones(9, device=device)
+        return [torch.randn(5, device=device), torch.randperm(9, device=device), torch.bernoulli(torch.rand_like(ones)),
+                torch.multinomial(ones, 4), torch.nn.functional.dropout(ones)]
 
     torch.manual_seed(4)
     with torch.random.fork_rng(devices=[0], device_type="vgpu"):
@@ -133,8 +136,8 @@ def generators() -> dict[str, Any]:
 
 def _module() -> Any:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
-                               torch.nn.Linear(8, 10))
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    return torch.nn.Sequential(torch.nn.Embedding(10, 8), layer, torch.nn.Linear(8, 10))
 
 
 def serialised() -> dict[str, Any]:
@@ -145,7 +148,8 @@ def serialised() -> dict[str, Any]:
     module = _module().to("vgpu:1")
     states = io.BytesIO()
     torch.save(module.state_dict(), states)
-    made = {"pickle": pickle.loads(pickle.dumps(module)), "deepcopy": copy.deepcopy(module), "states": _module().to(VGPU)}
+    made = {"pickle": pickle.loads(pickle.dumps(module)), "deepcopy": copy.deepcopy(module),
+            "states": _module().to(VGPU)}
     made["states"].load_state_dict(torch.load(io.BytesIO(states.getvalue())))
     storage = copy.deepcopy(tensor.untyped_storage())
     return {"tensors": [torch.equal(each["tensor"].cpu(), tensor.cpu()) for each in loaded.values()],
@@ -175,13 +179,14 @@ def training() -> dict[str, Any]:
                 torch.nn.functional.cross_entropy(out.flatten(0, 1).float(), given.flatten()).backward()
                 torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
                 optimizer.step()
-            ends[f"{device} {mixed}"] = ([parameter.grad for parameter in module.parameters()], list(module.parameters()))
-    plain = zip((*ends["cpu False"][0], *ends["cpu False"][1]), (*ends["vgpu:0 False"][0], *ends["vgpu:0 False"][1]),
-                strict=True)
+            parameters = list(module.parameters())
+            ends[f"{device} {mixed}"] = [*(parameter.grad for parameter in parameters), *parameters]
+    plain = zip(ends["cpu False"], ends["vgpu:0 False"], strict=True)
     x = torch.ones(3, device=VGPU, requires_grad=True)
     (first,) = torch.autograd.grad((x ** 3).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
-    mixed_grads = zip(ends["cpu False"][0], ends["vgpu:0 True"][0], strict=True)
+    half = len(ends["cpu False"]) // 2
+    mixed_grads = zip(ends["cpu False"][:half], ends["vgpu:0 True"][:half], strict=True)
     return {"same": all(torch.equal(one, other.cpu()) for one, other in plain), "second": second.tolist(),
             "mixed": max(float((one - other.cpu()).abs().max()) for one, other in mixed_grads)}
 
@@ -251,5 +256,6 @@ def processes() -> dict[str, Any]:
     os.waitpid(child, 0)
     dataset = torch.utils.data.TensorDataset(torch.arange(20.0))
     batches = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
-    return {"child": os.read(reading, 100).decode(), "parent": [tensor.sum().item(), torch.vgpu.memory_allocated() - before],
+    return {"child": os.read(reading, 100).decode(),
+            "parent": [tensor.sum().item(), torch.vgpu.memory_allocated() - before],
             "loaded": sum(batch.to(VGPU).sum().item() for (batch,) in batches)}

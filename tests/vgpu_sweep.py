@@ -26,8 +26,8 @@ def _here(value: Any) -> Any:
 
 
 def _bits(tensor: Any) -> Any:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.view(-1).view(torch.uint8) if plain.numel() else plain
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    return plain.clone(memory_format=torch.contiguous_format).view(torch.uint8) if plain.numel() else plain
 
 
 def _told(first: Any, second: Any) -> str:
@@ -82,9 +82,9 @@ def sweep(dtypes: list[str], samples: int, backward: bool, inplace: bool) -> dic
         if raised is not None:
             differ.setdefault(label, f"{type(raised).__name__}: {raised}"[:400])
             return
-        found = _told(one, other) or _told(one_grads, other_grads) and f"gradients: {_told(one_grads, other_grads)}"
-        if found:
-            differ.setdefault(label, found)
+        found, of_gradients = _told(one, other), _told(one_grads, other_grads)
+        if found or of_gradients:
+            differ.setdefault(label, found or f"gradients: {of_gradients}")
 
     for dtype in dtypes:
         kind = getattr(torch, dtype)
@@ -95,7 +95,7 @@ def sweep(dtypes: list[str], samples: int, backward: bool, inplace: bool) -> dic
             torch.manual_seed(0)
             for number, sample in zip(range(samples), op.sample_inputs("cpu", kind, requires_grad=wants), strict=False):
                 given = ([sample.input, *sample.args], sample.kwargs)
-                compare(f"{dtype} {op.formatted_name}", op, given, wants and number == 0)
+                compare(f"{dtype} {op.formatted_name}", op, given, wants)
                 if inplace and number == 0 and not wants and op.inplace_variant is not None:
                     compare(f"{dtype} {op.formatted_name} in place", op.inplace_variant, given, False)
     return {"checks": done, "differ": differ}
@@ -120,8 +120,8 @@ def kernels() -> dict[str, Any]:
             differ.append(f"{label}: {_told(outs[0], outs[1])}")
 
     types = (torch.float32, torch.bfloat16, torch.float16)
-    for kind, shape, bias, grad in itertools.product(
-            types, ((5, 64), (1, 1, 64), (2, 7, 64), (3, 1, 64), (2, 3, 5, 64), (64,), (0, 64)), (False, True), (False, True)):
+    shapes = ((5, 64), (1, 1, 64), (2, 7, 64), (3, 1, 64), (2, 3, 5, 64), (64,), (0, 64))
+    for kind, shape, bias, grad in itertools.product(types, shapes, (False, True), (False, True)):
         given = torch.randn(shape, dtype=kind)
         weight, offset = torch.randn(48, 64, dtype=kind), torch.randn(48, dtype=kind) if bias else None
         compare(f"linear {kind} {shape} bias={bias} grad={grad}", functional.linear, [given, weight, offset], grad)
@@ -134,7 +134,8 @@ def kernels() -> dict[str, Any]:
         query, key = torch.randn(2, heads, new, width, dtype=kind), torch.randn(2, shared, old, width, dtype=kind)
         value = torch.randn(2, shared, old, width, dtype=kind)
         allowed = torch.rand(2, 1, new, old) > 0.3
-        given = {"boolean": allowed, "additive": torch.zeros(2, 1, new, old, dtype=kind).masked_fill(~allowed, -1e4)}.get(mask)
+        added = torch.zeros(2, 1, new, old, dtype=kind).masked_fill(~allowed, -1e4)
+        given = {"boolean": allowed, "additive": added}.get(mask)
 
         def attend(query: Any, key: Any, value: Any, mask_kind: str = mask, given: Any = given,
                    grouped: bool = heads != shared) -> Any:

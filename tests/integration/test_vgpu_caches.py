@@ -19,7 +19,7 @@ def scene(name: str) -> Any:
 
 
 def test_every_kind_of_cache_holds_what_it_holds_on_the_cpu() -> None:
-    """Growing, sliding, static, mixed, cross-attention and state caches: tokens and content are the CPU's, on vgpu:0."""
+    """Growing, sliding, static, mixed, cross-attention, state: tokens and cache content are the CPU's, on vgpu:0."""
     seen = scene("kinds")
     assert {name: told for name, told in seen.items() if told != [True, True, True]} == {}
     assert len(seen) >= 12 + 6
@@ -51,7 +51,7 @@ def test_migrations_are_the_device_s_own_copies() -> None:
 
 
 def test_a_session_goes_on_at_another_device() -> None:
-    """A session moved half way to the other device with its cache ends with the tokens of one that stayed on the CPU."""
+    """A session moved half way to the other device, cache and all, ends with the tokens of one on the CPU."""
     assert scene("migrated_session") is True
 
 

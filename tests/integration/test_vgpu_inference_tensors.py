@@ -26,7 +26,7 @@ def test_views_share_memory() -> None:
 
 
 def test_outputs_and_storages_are_resized() -> None:
-    """out=, resize_ and set_ leave what the CPU leaves; a storage grows in the device's memory and keeps its content."""
+    """out=, resize_ and set_ leave what the CPU leaves; a storage grows in the device's memory, its content is kept."""
     seen = scene("resizing")
     assert seen["same"]
     assert seen["shares"]
@@ -50,7 +50,7 @@ def test_tensors_of_other_devices_are_refused_as_torch_does() -> None:
     """Mixing devices is the error that CUDA users know; indices of the host are allowed, as for CUDA."""
     seen = scene("other_devices")
     assert seen.pop("index of the host") == ""
-    assert seen.pop("index of another").startswith("RuntimeError: indices should be either on cpu or on the same device")
+    assert seen.pop("index of another").startswith("RuntimeError: indices should be either on cpu or on")
     assert seen.pop("attention").startswith("RuntimeError: Expected query, key, and value to have the same device type")
     assert seen.pop("overlap").startswith("RuntimeError: unsupported operation: more than one element")
     assert seen.pop("no such device") != ""
@@ -100,7 +100,7 @@ def test_modes() -> None:
 
 
 def test_what_is_not_supported_says_so() -> None:
-    """Sparse, nested and quantized tensors and fused LSTM cells are refused by torch's own error, not computed wrongly."""
+    """Sparse, nested and quantized tensors and fused LSTM cells are refused by torch's own error."""
     for name, text in scene("refusals").items():
         assert text.startswith("NotImplementedError: Could not run 'aten::"), name
 

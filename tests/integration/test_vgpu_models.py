@@ -23,7 +23,7 @@ def scene(name: str) -> Any:
 
 
 def test_single_precision_gives_the_cpu_s_tokens() -> None:
-    """Seven families, SDPA and eager; greedy, sampled, beams and a static cache, with left padding: the CPU's tokens."""
+    """Seven families, SDPA and eager, greedy, sampled, beams, a static cache, with left padding: the CPU's tokens."""
     seen = scene("single_precision")
     assert [label for label, same in seen.items() if not same] == []
     assert len(seen) == 4 * 11 + 3
@@ -63,7 +63,7 @@ def test_a_model_split_over_two_devices() -> None:
 
 
 def test_safetensors_are_loaded_and_saved() -> None:
-    """from_pretrained onto one device or two and load_file then .to give the CPU's tokens; saved again it is the same."""
+    """from_pretrained onto one device or two, or load_file and .to: the CPU's tokens; saved again it is the same."""
     pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
     assert scene("loaded") == {"tokens": [True, True, True], "halves": "vgpu:1", "again": True}
 
