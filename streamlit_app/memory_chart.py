@@ -29,7 +29,7 @@ from streamlit_app.memory_data import (
 
 BARS = 48
 PARTS = 160  # of one bar: narrower ones are drawn together
-STEP, AROUND, LEGEND = 18, 88, 26  # pixels: of a bar, of title and margins, of a row of the legend
+STEP, AROUND, LEGEND = 18, 112, 26  # pixels: of a bar, of title and margins, of a row of the legend
 # Okabe and Ito's, less those that the fixed ones take.
 CACHE_COLOURS = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8B5FBF")
 FIXED = {"weights": "#0072B2", MORE_CACHES: "#A3D39C", OTHER: "#8A8F98", SEVERAL_HOLDERS: "#5A4632",

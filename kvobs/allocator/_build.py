@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ SOURCES = Path(__file__).resolve().parent / "native"
 FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_SECONDS = 300.0
+_UNFINISHED = ".building-"
 _DIGEST = 32  # bytes of SHA-256
 
 
@@ -103,7 +105,7 @@ def compile_unit(compiler: str, target: Path, unit: Unit, flags: Sequence[str] =
         BuildError: the compiler failed; its first complaint.
         OSError: the target's directory cannot be written.
     """
-    handle, unfinished = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
+    handle, unfinished = tempfile.mkstemp(prefix=_UNFINISHED, suffix=".so", dir=target.parent)
     os.close(handle)
     try:
         command = [compiler, *flags, "-o", unfinished, str(unit.sources[0] / unit.main), *unit.flags]
@@ -172,12 +174,21 @@ def _load(compiler: str, path: Path, unit: Unit) -> ctypes.CDLL:
     if found is not None:
         return found
     with _alone(path.with_suffix(".lock")):  # several processes of a server begin at once: one compiles for all
+        _sweep(path.parent)
         found = _from_cache(path)
         if found is None:
             compile_unit(compiler, path, unit)
     if found is None and not _trusted(path):
         raise PermissionError("the library there is not this user's")
     return found or ctypes.CDLL(str(path))
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what compilers left behind whose process was killed."""
+    for left in directory.glob(f"{_UNFINISHED}*.so"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.lstat().st_mtime > 2 * COMPILE_SECONDS:
+                left.unlink()
 
 
 def _from_cache(path: Path) -> ctypes.CDLL | None:

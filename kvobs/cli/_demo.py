@@ -28,6 +28,8 @@ def demo(turns: Annotated[int, typer.Option(help="How many turns the main conver
         raise Refused(f"The demo needs {', '.join(missing)}; install with: "
                       "pip install 'kvobs[torch,lab,otel,prometheus]'.")
     if scenario is not None:
+        if device == "cpu":
+            raise Refused("--scenario plays on virtual GPUs of its own, so --device cpu is not allowed beside it.")
         from kvobs.lab import scenarios
 
         return scenarios.run(scenario, as_json=as_json, hold_s=hold)

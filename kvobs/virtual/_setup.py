@@ -35,7 +35,7 @@ def setup(devices: Sequence[str | int] = ("24GiB",), settings: str = "", latency
         if _set_up is None:
             _library_of_process, share = _register(wanted, settings)
         elif _set_up[0] != wanted:
-            raise Unavailable(f"This process has virtual devices of {list(_set_up[0])} bytes already, and torch cannot "
+            raise Unavailable(f"This process has virtual devices of {_told(_set_up[0])} already, and torch cannot "
                               "take a device back; start a new process for others.")
         elif settings:
             change_settings(settings)
@@ -43,6 +43,10 @@ def setup(devices: Sequence[str | int] = ("24GiB",), settings: str = "", latency
         _model(_library_of_process, len(wanted), profile, share)
         _set_up = wanted, latency
     return [Device(index, size) for index, size in enumerate(wanted)]
+
+
+def _told(capacities: tuple[int, ...]) -> str:
+    return ", ".join(f"{size / 2**20:,.0f} MiB" for size in capacities)
 
 
 def devices() -> list[Device]:

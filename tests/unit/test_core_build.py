@@ -123,6 +123,19 @@ def test_a_directory_that_others_can_write_is_not_used(counting: Path, tmp_path:
         _build.library([str(counting)], [blocked / "below"])
 
 
+@needs_compiler
+def test_what_a_killed_compiler_left_is_removed(counting: Path, tmp_path: Path) -> None:
+    """An unfinished library that is older than any compilation goes when the next one is made; a young one stays."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    old, young = (cache / f".building-{name}.so" for name in ("old", "young"))
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (1, 1))
+    _build.library([str(counting)], [cache])
+    assert (old.exists(), young.exists()) == (False, True)
+
+
 def test_no_compiler() -> None:
     """Without a compiler the reason says which ones were looked for."""
     with pytest.raises(_build.BuildError, match=r"^There is no C\+\+ compiler \(no-such-c\+\+\) on the PATH\.$"):

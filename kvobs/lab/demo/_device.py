@@ -24,6 +24,12 @@ class Place(NamedTuple):
         return self.devices[0] != "cpu"
 
 
+def preparing() -> str:
+    """What is done before the first use of the virtual GPU; the first time of a machine it takes a while."""
+    once = "" if virtual.why_not(build=False) is not None or virtual.compiled() else ", compiled once: half a minute"
+    return f"Preparing the virtual GPU{once}"
+
+
 def choose(wanted: str) -> Place:
     """The place for ``auto``, ``cpu`` or ``vgpu``; virtual devices that the process has already are used.
 
@@ -35,7 +41,7 @@ def choose(wanted: str) -> Place:
     if wanted == "cpu":
         return Place(("cpu",), "Device: cpu, as asked for: compute and memory are this machine's.")
     try:
-        with stage("Preparing the virtual GPU (compiled once, about half a minute)"):
+        with stage(preparing()):
             found = virtual.devices() or virtual.setup(SIZES)
     except virtual.Unavailable as error:
         if wanted == "vgpu":

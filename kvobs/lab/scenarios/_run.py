@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvobs import virtual
+from kvobs.lab.demo._device import preparing
 from kvobs.lab.demo._errors import DemoError
 from kvobs.lab.demo._observer import Observer
 from kvobs.lab.demo._progress import say, stage
@@ -46,7 +47,7 @@ def run(name: str, *, as_json: bool = False, hold_s: float = 0) -> int:
 def _play(scenario: Scenario, as_json: bool, hold_s: float) -> int:
     truth = scenario.truth
     try:
-        with stage("Preparing the virtual GPU (compiled once, about half a minute)"):
+        with stage(preparing()):
             virtual.setup(scenario.devices)
     except virtual.Unavailable as error:
         raise DemoError(str(error)) from None
