@@ -86,7 +86,7 @@ def candidates(base: Settings, limited: bool) -> Iterator[Settings]:
     are split and returned page by page; the threshold is tried only where a memory fraction of a known capacity
     (``limited``) makes it act.
     """
-    splits = [None, *(size * MIB for size in SPLITS_MIB)]
+    splits = [None, *(size * MIB for size in SPLITS_MIB if size * MIB >= base.large_segment_size)]
     divisions = [NO_DIVISIONS, *((each,) * INTERVALS for each in DIVISIONS)]
     thresholds = [0.0, *THRESHOLDS] if limited and base.memory_fraction is not None else [0.0]
     grid = {replace(base, expandable_segments=False, max_split_size=split, roundup_power2_divisions=division,

@@ -19,6 +19,7 @@ SMALL_SIZE = MIB  # the largest request of a small pool, after rounding
 SMALL_SEGMENT = 2 * MIB
 MIN_LARGE_ALLOC = 10 * MIB  # from here on a request gets a segment of its own size
 LARGE_SEGMENT = 20 * MIB
+LEAST_LARGE = 11  # MiB: torch 2.13 takes what is more than 10
 ROUND_LARGE = 2 * MIB
 INTERVALS = 16  # roundup_power2_divisions: one value per power of two from 1 MiB (and below) to 32 GiB (and above)
 NO_DIVISIONS = (0,) * INTERVALS
@@ -75,9 +76,12 @@ class Settings:
             raise ValueError(f"'{key}' is no option of PYTORCH_ALLOC_CONF; known are {', '.join(sorted(_OPTIONS))}")
         name, read = _OPTIONS[key]
         try:
-            return replace(self, **{name: read(value.strip())})
+            changed = {name: read(value.strip())}
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
+        if name == "large_segment_size" and self.max_non_split_rounding == self.large_segment_size:
+            changed["max_non_split_rounding"] = changed[name]  # the one's default is the other
+        return replace(self, **changed)
 
     def conf(self) -> str:
         """The value of ``PYTORCH_ALLOC_CONF`` that gives these settings; empty for the defaults."""
@@ -86,7 +90,7 @@ class Settings:
             words.append("expandable_segments:True")
         if self.max_split_size is not None:
             words.append(f"max_split_size_mb:{self.max_split_size // MIB}")
-        if self.max_non_split_rounding != LARGE_SEGMENT:
+        if self.max_non_split_rounding != self.large_segment_size:
             words.append(f"max_non_split_rounding_mb:{self.max_non_split_rounding // MIB}")
         if self.large_segment_size != LARGE_SEGMENT:
             words.append(f"large_segment_size_mb:{self.large_segment_size // MIB}")
@@ -113,6 +117,11 @@ def parse(conf: str) -> Settings:
     found = Settings()
     for part in _parts(conf):
         found = _changed(found, part)
+    for key, size in (("max_split_size_mb", found.max_split_size),
+                      ("max_non_split_rounding_mb", found.max_non_split_rounding)):
+        if size is not None and size < found.large_segment_size:
+            raise ValueError(f"{key}: '{size // MIB}' is not allowed; a whole number of MiB, "
+                             f"{found.large_segment_size // MIB} (the size of large segments) or more")
     return found
 
 
@@ -126,7 +135,9 @@ def known(conf: str) -> Settings:
 
 
 def _parts(conf: str) -> list[str]:
-    return [part for part in re.split(r",(?![^\[]*\])", conf) if part.strip()]
+    """The options, the size of large segments first: others depend on it, wherever it stands."""
+    found = [part for part in re.split(r",(?![^\[]*\])", conf) if part.strip()]
+    return sorted(found, key=lambda part: part.partition(":")[0].strip() != "large_segment_size_mb")
 
 
 def _changed(settings: Settings, part: str) -> Settings:
@@ -221,9 +232,9 @@ def _divisions(text: str) -> tuple[int, ...]:
 
 
 _OPTIONS: dict[str, tuple[str, Any]] = {
-    "max_split_size_mb": ("max_split_size", _megabytes(21)),
-    "max_non_split_rounding_mb": ("max_non_split_rounding", _megabytes(21)),
-    "large_segment_size_mb": ("large_segment_size", _megabytes(20)),
+    "max_split_size_mb": ("max_split_size", _megabytes(LEAST_LARGE)),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _megabytes(LEAST_LARGE)),
+    "large_segment_size_mb": ("large_segment_size", _megabytes(LEAST_LARGE)),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "garbage_collection_threshold": ("garbage_collection_threshold", _fraction),
     "expandable_segments": ("expandable_segments", _flag),

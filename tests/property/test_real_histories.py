@@ -287,4 +287,5 @@ def test_unknown_options_do_not_hide_the_known() -> None:
     newest = "throw_on_cudamalloc_oom:True,pinned_free_catch_all:True,pinned_use_hip_host_register:True"
     assert parse(newest) == Settings()
     said = {"PYTORCH_CUDA_ALLOC_CONF": "of_tomorrow:1,large_segment_size_mb:40", "expandable_segments": True}
-    assert from_snapshot(said) == Settings(large_segment_size=40 * MIB, expandable_segments=True)
+    assert from_snapshot(said) == Settings(large_segment_size=40 * MIB, max_non_split_rounding=40 * MIB,
+                                            expandable_segments=True)

@@ -41,6 +41,17 @@ def test_rounding(size: int, conf: str, rounded: int) -> None:
     assert parse(conf).round_size(size) == rounded
 
 
+@pytest.mark.parametrize(("conf", "large", "split", "rounding"), [
+    ("large_segment_size_mb:12", 12, None, 12), ("large_segment_size_mb:12,max_split_size_mb:12", 12, 12, 12),
+    ("max_non_split_rounding_mb:50,large_segment_size_mb:40", 40, None, 50), ("max_split_size_mb:20", 20, 20, 20)])
+def test_the_size_of_large_segments_bounds_others(conf: str, large: int, split: int | None, rounding: int) -> None:
+    """As torch 2.13 told when it was given these: the rounding follows it, and a limit may be as small as it is."""
+    found = parse(conf)
+    assert (found.large_segment_size, found.max_split_size, found.max_non_split_rounding) == (
+        large * MIB, None if split is None else split * MIB, rounding * MIB)
+    assert parse(found.conf()) == found
+
+
 def test_the_documented_division() -> None:
     """The example of PyTorch's documentation: 1,200 bytes with four divisions give 1,280."""
     assert next_division(1_200, 4) == 1_280
@@ -55,7 +66,10 @@ def test_segments(rounded: int, segment: int) -> None:
 
 
 @pytest.mark.parametrize(("conf", "words"), [
-    ("max_split_size_mb:20", "21 or more"), ("garbage_collection_threshold:1.0", "between 0 and 1"),
+    ("max_split_size_mb:10", "11 or more"), ("max_split_size_mb:19", "20 .the size of large segments"),
+    ("max_split_size_mb:30,large_segment_size_mb:40", "40 .the size of large segments"),
+    ("large_segment_size_mb:40,max_non_split_rounding_mb:30", "40 .the size of large segments"),
+    ("large_segment_size_mb:10", "11 or more"), ("garbage_collection_threshold:1.0", "between 0 and 1"),
     ("garbage_collection_threshold:nan", "between 0 and 1"), ("expandable_segments:yes", "True or False"),
     ("roundup_power2_divisions:3", "power of two"), ("roundup_power2_divisions:[3:4]", "power of two"),
     ("roundup_power2_divisions:[64]", "power of two"), ("expandable", "option:value"), ("no_such:1", "no option")])
