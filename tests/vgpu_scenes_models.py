@@ -15,7 +15,7 @@ from tests.contract import tiny
 
 transformers.logging.set_verbosity_error()
 FIRST, SECOND = "vgpu:0", "vgpu:1"
-NEW = 16
+NEW = 12
 FAMILIES = {
     "llama": tiny.llama, "mistral": tiny.mistral, "t5": tiny.t5, "gemma2": tiny.gemma2, "gemma3": tiny.gemma3,
     "neox": lambda: tiny.build(transformers.GPTNeoXConfig(
@@ -82,15 +82,16 @@ def _compared(model: Any, other: Any, given: dict[str, Any], new: int = NEW) -> 
 
 
 def single_precision() -> dict[str, Any]:
-    """Every family, attention and way to decode: which sequences are the CPU's, and how the prompt's logits differ."""
+    """Every family: greedy with each attention, and with one of them the other ways; which sequences are the CPU's."""
     seen: dict[str, Any] = {}
     given = _padded()
     for family in FAMILIES:
-        for attention in ("eager",) if family in EAGER_ALONE else ("sdpa",) if family == "mamba" else ("sdpa", "eager"):
+        first, *second = ("eager",) if family in EAGER_ALONE else ("sdpa",) if family == "mamba" else ("sdpa", "eager")
+        for attention in (first, *second):
             model = _model(family, attention=attention)
             other = copy.deepcopy(model).to(FIRST)
             for mode, settings in MODES.items():
-                if mode != "static" or family != "mamba":
+                if (mode != "static" or family != "mamba") and (mode == "greedy" or attention == first):
                     seen[f"{family} {attention} {mode}"] = torch.equal(
                         _generated(model, given, **settings), _generated(other, _on(given, FIRST), **settings))
     return seen

@@ -26,7 +26,7 @@ def test_single_precision_gives_the_cpu_s_tokens() -> None:
     """Seven families, SDPA and eager, greedy, sampled, beams, a static cache, with left padding: the CPU's tokens."""
     seen = scene("single_precision")
     assert [label for label, same in seen.items() if not same] == []
-    assert len(seen) == 4 * 11 + 3
+    assert len(seen) == 6 * 4 + 3 + 5
 
 
 def test_half_precision_differs_no_more_than_its_logits(record_property: Any) -> None:
