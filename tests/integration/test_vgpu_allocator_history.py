@@ -98,7 +98,7 @@ def test_torchs_own_tools_read_it(tmp_path: Path) -> None:
     weights = sum(int(line.rsplit(" ", 1)[1]) for line in flames.splitlines() if "weights" in line)
     assert weights == sum(block["size"] for block in blocks if block["frames"][1]["name"] == "weights") == 34 * MIB
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
-        assert base64.b64encode(pickle.dumps(snapshot)).decode() in plot(snapshot)
+        assert base64.b64encode(pickle.dumps(snapshot)[:-3]).decode().rstrip("=")[:-3] in plot(snapshot)
     told = _memory_viz.trace(snapshot)
     assert (told.count("cudaMalloc("), told.count("cudaFree(")) == (7, 2)
     assert "raise OutOfMemoryError # 1.0TiB requested, 128.0MiB free" in told  # 200 less 20, 30, 2 and 20
