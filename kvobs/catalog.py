@@ -17,6 +17,9 @@ Ranks = Literal["sum", "max", "min"]
 SLOW_ALLOCATION = 0.012
 LATENCY_BUCKETS = (1e-6, 1e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, SLOW_ALLOCATION, 0.025, 0.05, 0.1, 0.25, 0.5,
                    1.0, 2.5)
+# Of native counters, which time in ns.
+LATENCY_BOUNDS_NS = tuple(round(bound * 1e9) for bound in LATENCY_BUCKETS)
+SLOW_BUCKET = LATENCY_BUCKETS.index(SLOW_ALLOCATION) + 1  # the first of those that are slow
 STEP_BUCKETS = (1e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # The boundaries that the OpenTelemetry GenAI conventions advise for these standard instruments.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)

@@ -151,6 +151,30 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     latency_ns: int
 
 
+class LatencyCounts(msgspec.Struct, frozen=True, gc=False):
+    """A reading of a native counter of an allocator's calls; all but the setting ``sampled_every`` grows.
+
+    ``allocations`` are those whose ``frees`` are counted too, so that the difference is what is alive, in number and
+    in bytes; ``untracked`` are those whose free nobody sees. ``buckets`` counts the ``timed`` ones (one of
+    ``sampled_every``, on average): bucket i those of at most the catalog's ``LATENCY_BOUNDS_NS[i]`` and above the bound
+    before, one more bucket those above every bound.
+    """
+
+    allocations: int
+    frees: int
+    allocated_bytes: int
+    freed_bytes: int
+    buckets: tuple[int, ...]
+    sum_ns: int
+    sampled_every: int
+    untracked: int = 0
+
+    @property
+    def timed(self) -> int:
+        """How many were timed."""
+        return sum(self.buckets)
+
+
 class AllocationLatencies(msgspec.Struct, frozen=True, gc=False):
     """How long the requests that an allocator timed took since the last such event of its device, counted natively.
 

@@ -52,12 +52,13 @@ def runs(times: Sequence[int]) -> list[int]:
 
 def in_bytes(named: Mapping[str, Samples], per: str = "") -> tuple[str, dict[str, Samples]]:
     """Bytes in the binary unit that suits the largest of them, and that unit's name."""
-    unit, scale = _binary(max((abs(value) for samples in named.values() for _, value in samples), default=0.0))
+    unit, scale = binary(max((abs(value) for samples in named.values() for _, value in samples), default=0.0))
     return unit + per, {name: [(wall_ns, value / scale) for wall_ns, value in samples]
                         for name, samples in named.items()}
 
 
-def _binary(most: float) -> tuple[str, int]:
+def binary(most: float) -> tuple[str, int]:
+    """The binary unit that suits a number of bytes, and its bytes."""
     step = next((power for power in (3, 2, 1) if most >= 1024**power), 0)
     return ("B", "KiB", "MiB", "GiB")[step], 1024**step
 
@@ -170,7 +171,7 @@ def attention_frame(rows: Iterable[tuple[Stored[AttentionSecond], int | None]]) 
 def over_bytes(table: Any, title: str, columns: Sequence[str], x: str) -> Any:
     """As ``over`` for columns of bytes, in the binary unit that suits the largest of them."""
     sizes = table[list(columns)].astype(float)
-    unit, scale = _binary(float(sizes.max().max()))
+    unit, scale = binary(float(sizes.max().max()))
     return over(table.assign(**{name: sizes[name] / scale for name in columns}), title, unit, columns, x)
 
 

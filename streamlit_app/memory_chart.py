@@ -15,7 +15,7 @@ import pandas as pd
 
 from kvobs.allocator.state import ALLOCATED, INACTIVE, Block, Segment
 from streamlit_app import units
-from streamlit_app.charts import _binary
+from streamlit_app.charts import binary
 from streamlit_app.memory_data import (
     FREE,
     MORE_CACHES,
@@ -191,7 +191,7 @@ def overview(device: DeviceMap, colour: Mapping[str, str]) -> Any:
     sizes, counts = _by_category(device, device.state)
     if not sizes:
         return None
-    unit, scale = _binary(float(device.sums.reserved))
+    unit, scale = binary(float(device.sums.reserved))
     table = pd.DataFrame([{"what": name, "value": size / scale, "size": f"{units.size(size)} ({size:,} B)",
                            "blocks": counts[name], "place": list(colour).index(name),
                            "share": units.share(size / device.sums.reserved)} for name, size in sizes.items()])

@@ -50,11 +50,10 @@ def segment(*blocks: tuple[int, str], device: int = 0, stream: int = 0, pool: tu
             "blocks": [{"address": 0, "size": size, "requested_size": size, "state": state} for size, state in blocks]}
 
 
-def timed(buckets: list[int], sum_ns: int = 0, frees: int = 0, slow: int = 0) -> dict[str, Any]:
+def timed(buckets: list[int], sum_ns: int = 0, frees: int = 0) -> dict[str, Any]:
     """What a virtual GPU tells of allocations of 1 MiB each, all of them timed."""
     return {"allocations": sum(buckets), "frees": frees, "allocated_bytes": sum(buckets) * MiB,
-            "freed_bytes": frees * MiB, "buckets": tuple(buckets), "sum_ns": sum_ns, "timed": sum(buckets),
-            "slow": slow, "sampled_every": 1}
+            "freed_bytes": frees * MiB, "buckets": tuple(buckets), "sum_ns": sum_ns, "sampled_every": 1}
 
 
 class FakeGraph:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvobs.allocator import torch_schema
 from kvobs.allocator.blocks import Block
 from kvobs.allocator.device import SimulatedDevice
 from kvobs.allocator.recording import (
-    ACTIONS,
     ALLOC,
     FREE_COMPLETED,
     FREE_REQUESTED,
@@ -22,11 +22,10 @@ from kvobs.allocator.recording import (
     SEGMENT_MAP,
     SEGMENT_UNMAP,
 )
-from kvobs.allocator.settings import INTERVALS, Settings
-from kvobs.allocator.state import ALLOCATED, INACTIVE, Segment
+from kvobs.allocator.settings import Settings
+from kvobs.allocator.state import INACTIVE, Segment
 from kvobs.allocator.twin import Allocator, OutOfMemory
 
-STATES = {INACTIVE: "inactive", ALLOCATED: "active_allocated"}
 Frame = tuple[str, int, str]  # file name, line, function
 
 
@@ -85,13 +84,7 @@ class RecordingAllocator(Allocator):
         return {
             "segments": [self._segment(segment) for segment in self.snapshot()],
             "device_traces": [list(self.history)],
-            "allocator_settings": {
-                "PYTORCH_CUDA_ALLOC_CONF": settings.conf(),
-                "max_split_size": -1 if settings.max_split_size is None else settings.max_split_size,
-                "garbage_collection_threshold": settings.garbage_collection_threshold,
-                "expandable_segments": settings.expandable_segments,
-                "roundup_power2_divisions": {str(1 << index): settings.roundup_power2_divisions[index]
-                                             for index in range(INTERVALS)}},
+            "allocator_settings": torch_schema.settings(settings, settings.conf()),
             "external_annotations": [],
         }
 
@@ -104,9 +97,7 @@ class RecordingAllocator(Allocator):
         super()._free_block(block)
 
     def _log(self, action: int, address: int, size: int, stream: int, frames: list[dict[str, Any]]) -> None:
-        self.history.append({
-            "action": ACTIONS[action], "device_free" if action == OOM else "addr": address, "size": size,
-            "stream": stream, "time_us": self._now(), "compile_context": "N/A", "user_metadata": "", "frames": frames})
+        self.history.append(torch_schema.event(action, address, size, stream, self._now(), frames))
 
     def device_call(self, action: int, address: int, size: int) -> None:
         """Write down what the device did; used by the device."""
@@ -123,17 +114,10 @@ class RecordingAllocator(Allocator):
         super()._unmap_block(block)
 
     def _segment(self, segment: Segment) -> dict[str, Any]:
-        parts = [{"address": block.address, "size": block.size, "requested_size": block.requested,
-                  "state": STATES.get(block.state, "active_pending_free"), "frames": self._frames.get(block.address, [])
-                  if block.state != INACTIVE else []} for block in segment.blocks]
-        active = [block for block in segment.blocks if block.state != INACTIVE]
-        return {
-            "device": 0, "address": segment.address, "total_size": segment.size,
-            "allocated_size": sum(block.size for block in active if block.state == ALLOCATED),
-            "active_size": sum(block.size for block in active),
-            "requested_size": sum(block.requested for block in active), "stream": segment.stream,
-            "segment_type": "small" if segment.small else "large",
-            "segment_pool_id": (0, segment.pool), "is_expandable": segment.expandable, "frames": [], "blocks": parts}
+        parts = [torch_schema.block(*block[:4], self._frames.get(block.address, []) if block.state != INACTIVE else [])
+                 for block in segment.blocks]
+        return torch_schema.segment(0, *segment[:4], small=segment.small, expandable=segment.expandable, blocks=parts,
+                                    frames=[])
 
 
 def _told(frames: Sequence[Frame]) -> list[dict[str, Any]]:

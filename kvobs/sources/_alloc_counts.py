@@ -1,39 +1,11 @@
-"""What a native counter of an allocator's calls is read as, and what two readings of it say."""
+"""What two readings of a native counter of an allocator's calls say."""
 
 from __future__ import annotations
 
-import msgspec
-
-from kvobs.catalog import BY_NAME, SLOW_ALLOCATION
-from kvobs.model import AllocationLatencies
-
-LATENCY = "kvobs.alloc.latency"
-# Bucket i counts latencies with BOUNDS_NS[i - 1] < latency <= BOUNDS_NS[i]; one more bucket is above them all.
-BOUNDS_NS: tuple[int, ...] = tuple(round(bound * 1e9) for bound in BY_NAME[LATENCY].buckets)
-SLOW_NS = round(SLOW_ALLOCATION * 1e9)
+from kvobs.catalog import SLOW_BUCKET
+from kvobs.model import AllocationLatencies, LatencyCounts
 
 Readings = tuple[tuple[str, tuple[str, ...], float], ...]
-
-
-class LatencyCounts(msgspec.Struct, frozen=True, gc=False):
-    """An allocator's calls since its counter began; every field but the last three of settings only grows.
-
-    ``allocations`` are those whose ``frees`` are counted too, so that the difference is what is alive, in number and
-    in bytes; ``untracked`` are those whose free nobody sees. ``buckets`` counts the ``timed`` ones (one of
-    ``sampled_every``, on average) by ``BOUNDS_NS``, ``slow`` those that took longer than ``slow_ns``.
-    """
-
-    allocations: int
-    frees: int
-    allocated_bytes: int
-    freed_bytes: int
-    buckets: tuple[int, ...]
-    sum_ns: int
-    timed: int
-    slow: int
-    sampled_every: int
-    slow_ns: int = SLOW_NS
-    untracked: int = 0
 
 
 class Growth:
@@ -60,8 +32,8 @@ class Growth:
         self._allocated_bytes += now.allocated_bytes - before.allocated_bytes
         self._freed_bytes += now.freed_bytes - before.freed_bytes
         self._untracked += now.untracked - before.untracked
-        self._slow += now.slow - before.slow
         counts = tuple(new - old for new, old in zip(now.buckets, before.buckets, strict=True))
+        self._slow += sum(counts[SLOW_BUCKET:])
         latencies = AllocationLatencies(now_ns, self._device, counts, now.sum_ns - before.sum_ns)
         return latencies if any(counts) else None, self._readings(now.sampled_every)
 
@@ -78,8 +50,8 @@ class Growth:
         )
 
 
-_GROWING = ("allocations", "frees", "allocated_bytes", "freed_bytes", "sum_ns", "timed", "slow", "untracked")
+_GROWING = ("allocations", "frees", "allocated_bytes", "freed_bytes", "sum_ns", "timed", "untracked")
 
 
 def _nothing(like: LatencyCounts) -> LatencyCounts:
-    return LatencyCounts(0, 0, 0, 0, (0,) * len(like.buckets), 0, 0, 0, like.sampled_every, like.slow_ns)
+    return LatencyCounts(0, 0, 0, 0, (0,) * len(like.buckets), 0, like.sampled_every)

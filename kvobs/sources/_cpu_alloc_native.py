@@ -8,14 +8,14 @@ from types import ModuleType
 from typing import Any, Literal
 
 from kvobs.allocator._build import BuildError, Unit, library
-from kvobs.sources._alloc_counts import BOUNDS_NS, SLOW_NS, LatencyCounts
+from kvobs.catalog import LATENCY_BOUNDS_NS
+from kvobs.model import LatencyCounts
 
 SOURCES = Path(__file__).resolve().parent / "native"
 # Torch's CPU allocator itself, or beneath the one that is, or taken away, or turned down. In the order of the C++ enum.
 Place = Literal["on top", "beneath", "away", "refused"]
 _PLACES: tuple[Place, ...] = ("on top", "beneath", "away", "refused")
 _FIXED = 6  # numbers before the buckets
-_SLOW_BUCKET = BOUNDS_NS.index(SLOW_NS) + 1
 
 
 def unit(torch: ModuleType) -> Unit:
@@ -61,8 +61,8 @@ class Probe:
     def install(self, sampled_every: int) -> Place:
         """Count from now on, in front of the allocator of now, and time one of so many; returns the place."""
         self._every = sampled_every
-        bounds = (ctypes.c_int64 * len(BOUNDS_NS))(*BOUNDS_NS)
-        return _PLACES[int(self._native.kvobs_probe_install(bounds, len(BOUNDS_NS), sampled_every))]
+        bounds = (ctypes.c_int64 * len(LATENCY_BOUNDS_NS))(*LATENCY_BOUNDS_NS)
+        return _PLACES[int(self._native.kvobs_probe_install(bounds, len(LATENCY_BOUNDS_NS), sampled_every))]
 
     def pause(self, paused: bool) -> None:
         """Count no new allocations for a while; the frees of counted ones still are."""
@@ -74,10 +74,8 @@ class Probe:
 
     def read(self) -> LatencyCounts:
         """What was counted since the library was loaded (in a forked child: by its parent too)."""
-        numbers = (ctypes.c_uint64 * (_FIXED + len(BOUNDS_NS) + 1))()
+        numbers = (ctypes.c_uint64 * (_FIXED + len(LATENCY_BOUNDS_NS) + 1))()
         self._native.kvobs_probe_read(numbers)
-        buckets = tuple(numbers[_FIXED:])
         return LatencyCounts(
             allocations=numbers[0], frees=numbers[1], allocated_bytes=numbers[2], freed_bytes=numbers[3],
-            untracked=numbers[4], sum_ns=numbers[5], buckets=buckets, timed=sum(buckets),
-            slow=sum(buckets[_SLOW_BUCKET:]), sampled_every=self._every)
+            untracked=numbers[4], sum_ns=numbers[5], buckets=tuple(numbers[_FIXED:]), sampled_every=self._every)

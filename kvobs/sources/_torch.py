@@ -128,8 +128,9 @@ class TorchSource:
         self._attaching = threading.Lock()
         for observer in self._observers.values():
             observer.after_fork_in_child()
-        self._extras = None
         self._forked = self._torch is not None and self._torch.inherited()
+        if self._extras is not None and not self._forked:
+            self._extras.after_fork_in_child()
         self._facts = None
 
     def sample(self, now_ns: int) -> Iterable[Event]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from kvobs.model import AllocationLatencies, Availability
-from kvobs.sources._alloc_counts import BOUNDS_NS, Growth, LatencyCounts
+from kvobs.catalog import LATENCY_BOUNDS_NS
+from kvobs.model import AllocationLatencies, Availability, LatencyCounts
+from kvobs.sources._alloc_counts import Growth
 from kvobs.sources._torch_stats import Readings
 
 LARGEST = "torch: largest free block"
@@ -32,6 +33,7 @@ class Extras:
         self.kind, self._module = kind, module
         self._errors: dict[str, str] = {}
         self._growths: dict[int, Growth] = {}
+        self._inherited: dict[tuple[str, str], tuple[int, int]] = {}  # copies that the parent of a fork has told
 
     def largest_free(self, index: int) -> int | None:
         """Bytes of the largest free block of any stream and pool of a device."""
@@ -43,24 +45,31 @@ class Extras:
 
         The function answers with the fields of ``LatencyCounts``: a named tuple, a mapping, or attributes.
         """
-        found = self._ask("allocation_latencies", index, BOUNDS_NS)
-        if found is None:
+        counts = self._counts(index)
+        if counts is None:
             return None, ()
+        growth = self._growths.setdefault(index, Growth(self._name(index)))
         try:
-            fields = found._asdict() if hasattr(found, "_asdict") else found
-            counts = msgspec.convert(fields, LatencyCounts, from_attributes=True)
-            growth = self._growths.setdefault(index, Growth(f"{self.kind}:{index}"))
             return growth.take(now_ns, counts)
-        except (msgspec.ValidationError, ValueError) as error:  # another shape
+        except ValueError as error:  # as many buckets as it had before
             self._errors["allocation_latencies"] = type(error).__name__
             return None, ()
 
+    def after_fork_in_child(self) -> None:
+        """What the parent counted is the parent's; what is alive is alive here too."""
+        for index in self._growths:
+            self._growths[index] = Growth(self._name(index), self._counts(index))
+        self._inherited = self._ask("copies") or {}
+
     def copies(self) -> Readings:
         """What was copied from device to device, since the accelerator began to count."""
-        found = self._ask("copies") or {}
-        return tuple(reading for (src, dst), (count, size) in found.items() for reading in (
-            ("kvobs.device.copy.operations", (str(src), str(dst)), float(count)),
-            ("kvobs.device.copy.io", (str(src), str(dst)), float(size))))
+        readings: Readings = ()
+        for pair, (count, size) in (self._ask("copies") or {}).items():
+            before, before_bytes = self._inherited.get(pair, (0, 0))
+            way = str(pair[0]), str(pair[1])
+            readings += (("kvobs.device.copy.operations", way, float(count - before)),
+                         ("kvobs.device.copy.io", way, float(size - before_bytes)))
+        return readings
 
     def profile(self) -> Readings:
         """The profile after which device calls take their time, as a setting; nothing where they take their own."""
@@ -79,6 +88,20 @@ class Extras:
             return Availability(subject, False, FAILED.format(kind=self.kind, function=function, error=error))
         name = self._ask("latency_profile") if subject == LATENCY else None
         return Availability(subject, True, MODELLED.format(profile=name) if name else "")
+
+    def _counts(self, index: int) -> LatencyCounts | None:
+        found = self._ask("allocation_latencies", index, LATENCY_BOUNDS_NS)
+        if found is None:
+            return None
+        try:
+            fields = found._asdict() if hasattr(found, "_asdict") else found
+            return msgspec.convert(fields, LatencyCounts, from_attributes=True)
+        except (msgspec.ValidationError, ValueError) as error:  # another shape
+            self._errors["allocation_latencies"] = type(error).__name__
+            return None
+
+    def _name(self, index: int) -> str:
+        return f"{self.kind}:{index}"
 
     def _ask(self, function: str, *arguments: object) -> Any:
         """What the function answers; None where it is missing or fails."""

@@ -17,7 +17,7 @@ import msgspec
 from kvobs.allocator.memory_map import MOST_BLOCKS, NOBODY, SEVERAL, Held, HolderName, pack, with_holders
 from kvobs.allocator.state import ALLOCATED, State
 from kvobs.model import Availability, MemoryMap
-from kvobs.sources._torch_handle import CUDA, Torch
+from kvobs.sources._torch_handle import Torch
 from kvobs.sources._torch_stats import NATIVE, blocks, read, touched
 
 SUBJECT = "torch: memory map"
@@ -79,10 +79,9 @@ class Maps:
         stats = {index: torch.stats(index) for index in range(count)}
         used = [index for index, found in stats.items() if touched(found)]
         unlisted = torch.unlisted(kind)
-        # CUDA's history resolves the stacks of C++ too, which may take seconds.
         why = (UNLISTED.format(why=unlisted) if unlisted else UNUSED if not used else
                CROWDED if sum(map(blocks, stats.values())) > MOST_BLOCKS else
-               HISTORY if kind == CUDA and torch.records_history(kind) else "")
+               HISTORY if torch.resolves_stacks(kind) else "")
         if why:
             return _no(why)
         _states([])  # imports what reads them, which is no part of what a map costs

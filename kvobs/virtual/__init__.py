@@ -6,10 +6,10 @@ modelled: workspaces of CUDA's libraries, temporaries inside kernels (they lie i
 and the time that kernels take.
 """
 
-from kvobs.virtual._devices import Device, Latencies, Unavailable, latency_profiles
+from kvobs.virtual._devices import Device, Unavailable, latency_profiles
 from kvobs.virtual._library import compiled, why_not
 from kvobs.virtual._settings import change_settings, merged
 from kvobs.virtual._setup import devices, setup
 
-__all__ = ["Device", "Latencies", "Unavailable", "change_settings", "compiled", "devices", "latency_profiles", "merged",
+__all__ = ["Device", "Unavailable", "change_settings", "compiled", "devices", "latency_profiles", "merged",
            "setup", "why_not"]

@@ -1,10 +1,11 @@
-"""What a virtual device is described by: its size, and how long its driver's calls are modelled to take."""
+"""What virtual devices are described by: their sizes, and how long the driver's calls are modelled to take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvobs.allocator.calls import FAST, SLOW, Costs
 from kvobs.config import LEAST_DEVICE, MOST_DEVICE, MOST_DEVICES, parse_size
 
 
@@ -19,43 +20,27 @@ class Device(NamedTuple):
     bytes: int
 
 
-class Latencies(NamedTuple):
-    """How long calls of a driver are modelled to take, ns: cudaMalloc, cudaFree, mapping and unmapping 2 MiB."""
-
-    malloc: int
-    free: int
-    map_page: int
-    unmap_page: int
-    source: str
+# Each with what is published of such a device: the source of every figure is in it, also where it is another device's.
+_PROFILES = {"A100": FAST, "L40S": SLOW}
 
 
-# Medians of published measurements; no spread is modelled.
-_PROFILES = {
-    "A100": Latencies(360_000, 180_000, 193_000, 96_000,
-                      "cudaMalloc: median 0.36 ms in a public PyTorch trace; mapping: 193 us on average per 2 MiB page "
-                      "(CUDA VMM on an A100); giving back: half of taking, assumed"),
-    "L40S": Latencies(5_500_000, 2_750_000, 568_000, 284_000,
-                      "cudaMalloc: median 5.5 ms in a public PyTorch trace; mapping: 14.2 ms for 25 pages of 2 MiB on "
-                      "an L40S; giving back: half of taking, assumed"),
-}
+def latency_profiles() -> dict[str, Costs]:
+    """What calls of a driver are modelled to take, by the profile's name; medians, no spread is modelled.
 
-
-def latency_profiles() -> dict[str, Latencies]:
-    """The profiles by name, each with its source."""
+    What ``source`` does not tell (None: unmapping) takes no time but the host's.
+    """
     return dict(_PROFILES)
 
 
-def latencies(name: str | None) -> Latencies | None:
+def costs_named(name: str | None) -> Costs | None:
     """The profile of a name; None for none.
 
     Raises:
         Unavailable: there is no such profile.
     """
-    if name is None:
-        return None
-    if name not in _PROFILES:
+    if name is not None and name not in _PROFILES:
         raise Unavailable(f"There is no latency profile {name!r}; {', '.join(_PROFILES)} are known.")
-    return _PROFILES[name]
+    return None if name is None else _PROFILES[name]
 
 
 def sizes(devices: Sequence[str | int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvobs.allocator._abi import CSettings, settings_of
 from kvobs.allocator._build import COMPILERS, SOURCES, BuildError, Unit, compiler_of, in_cache, library
@@ -53,8 +53,8 @@ class Library:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)  # all of them are set above
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any: ...
 
     def settings_of(self, device: int) -> Settings:
         """The settings in effect on a device."""

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from kvobs.allocator import torch_schema
 from kvobs.virtual._library import Library
 from kvobs.virtual._snapshot import take
 
@@ -138,9 +139,4 @@ class Memory:
 
     def _settings(self) -> dict[str, Any]:
         text, own = self._torch._C._accelerator_getAllocatorSettings(), self._library.settings_of(0)
-        return {"PYTORCH_CUDA_ALLOC_CONF": text, "PYTORCH_ALLOC_CONF": text,
-                "max_split_size": -1 if own.max_split_size is None else own.max_split_size,
-                "garbage_collection_threshold": own.garbage_collection_threshold,
-                "expandable_segments": own.expandable_segments,
-                "roundup_power2_divisions": {str(1 << index): divisions
-                                             for index, divisions in enumerate(own.roundup_power2_divisions)}}
+        return torch_schema.settings(own, text) | {"PYTORCH_ALLOC_CONF": text}

@@ -8,35 +8,15 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvobs.catalog import LATENCY_BUCKETS, SLOW_ALLOCATION
+from kvobs.catalog import LATENCY_BOUNDS_NS
+from kvobs.model import LatencyCounts
 from kvobs.virtual._library import OBSERVER, Library
 from kvobs.virtual._memory import Memory
 
 Observer = Callable[[int, int, int, int], None]
 _HOST = -1
-BOUNDS_NS = tuple(round(bound * 1e9) for bound in LATENCY_BUCKETS)
-SLOW_NS = round(SLOW_ALLOCATION * 1e9)
-
-
-class LatencyCounts(NamedTuple):
-    """Requests and frees of a device since it was set up; every request is timed. Bytes are those of blocks.
-
-    ``buckets`` counts requests by ``BOUNDS_NS``, the last one those above; ``slow`` took longer than ``slow_ns``.
-    """
-
-    allocations: int
-    frees: int
-    allocated_bytes: int
-    freed_bytes: int
-    buckets: tuple[int, ...]
-    sum_ns: int
-    timed: int
-    slow: int
-    sampled_every: int = 1
-    slow_ns: int = SLOW_NS
-    untracked: int = 0
 
 
 def install(torch: Any, library: Library, capacities: tuple[int, ...]) -> None:
@@ -221,15 +201,14 @@ class _Devices:
         Raises:
             ValueError: the bounds are others.
         """
-        own = BOUNDS_NS
+        own = LATENCY_BOUNDS_NS
         if list(bounds_ns) != list(own):
             raise ValueError(f"Latencies are counted up to {list(own)} ns, and not for {list(bounds_ns)}.")
         counts, totals = array("Q", bytes(8 * (len(own) + 1))), array("Q", bytes(40))
         self._library.check(self._library.timing(self._memory.index(device), counts.buffer_info()[0],
                                                  totals.buffer_info()[0]))
         allocations, frees, allocated_bytes, freed_bytes, sum_ns = totals
-        slow = sum(counts[own.index(SLOW_NS) + 1:])
-        return LatencyCounts(allocations, frees, allocated_bytes, freed_bytes, tuple(counts), sum_ns, allocations, slow)
+        return LatencyCounts(allocations, frees, allocated_bytes, freed_bytes, tuple(counts), sum_ns, sampled_every=1)
 
     def _out_of_memory(self, device: int, requested: int, allowed: int, free: int) -> None:
         with ExitStack() as stack:  # all are called, whichever of them raises

@@ -6,8 +6,10 @@ import threading
 from array import array
 from collections.abc import Sequence
 
+from kvobs.allocator.calls import Costs
+from kvobs.catalog import LATENCY_BOUNDS_NS
 from kvobs.virtual import _library
-from kvobs.virtual._devices import Device, Latencies, Unavailable, latencies, sizes
+from kvobs.virtual._devices import Device, Unavailable, costs_named, sizes
 from kvobs.virtual._library import Library
 
 NAME = "vgpu"
@@ -30,7 +32,7 @@ def setup(devices: Sequence[str | int] = ("24GiB",), settings: str = "", latency
     from kvobs.virtual._settings import change_settings, share_of
 
     global _library_of_process, _set_up
-    wanted, profile, share = sizes(devices), latencies(latency), share_of(settings)
+    wanted, profile, share = sizes(devices), costs_named(latency), share_of(settings)
     with _lock:
         if _set_up is None:
             _library_of_process, share = _register(wanted, settings)
@@ -79,7 +81,7 @@ def _register(wanted: tuple[int, ...], settings: str) -> tuple[Library, float | 
         found = _library.opened()
         # Stacks of Python can be had from now on.
         torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)
-        capacities, bounds = array("Q", wanted), array("Q", _module.BOUNDS_NS)
+        capacities, bounds = array("Q", wanted), array("Q", LATENCY_BOUNDS_NS)
         found.check(found.setup(len(capacities), capacities.buffer_info()[0], len(bounds), bounds.buffer_info()[0]))
     except ValueError as error:
         if before is not None:
@@ -90,8 +92,9 @@ def _register(wanted: tuple[int, ...], settings: str) -> tuple[Library, float | 
     return found, share
 
 
-def _model(found: Library, count: int, profile: Latencies | None, share: float | None) -> None:
-    four = array("Q", profile[:4] if profile else (0, 0, 0, 0))
+def _model(found: Library, count: int, profile: Costs | None, share: float | None) -> None:
+    told = (profile.alloc_ns, profile.free_ns, profile.map_ns, profile.unmap_ns) if profile else (None,) * 4
+    four = array("Q", (ns or 0 for ns in told))
     for index in range(count):
         found.check(found.latencies(index, four.buffer_info()[0]))
         if share is not None:

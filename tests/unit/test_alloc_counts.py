@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvobs.catalog import LATENCY_BOUNDS_NS as BOUNDS_NS
 from kvobs.catalog import LATENCY_BUCKETS
 from kvobs.metrics import Metrics
 from kvobs.metrics._counted import representatives
-from kvobs.model import AllocationLatencies, Poll
-from kvobs.sources._alloc_counts import BOUNDS_NS, SLOW_NS, Growth, LatencyCounts
+from kvobs.model import AllocationLatencies, LatencyCounts, Poll
+from kvobs.sources._alloc_counts import Growth
 
 
 def counts(latencies: list[int], **fields: Any) -> LatencyCounts:
@@ -24,8 +25,7 @@ def counts(latencies: list[int], **fields: Any) -> LatencyCounts:
         buckets[bisect.bisect_left(BOUNDS_NS, latency)] += 1
     values: dict[str, Any] = {
         "allocations": len(latencies), "frees": 0, "allocated_bytes": 64 * len(latencies), "freed_bytes": 0,
-        "buckets": tuple(buckets), "sum_ns": sum(latencies), "timed": len(latencies),
-        "slow": sum(latency > SLOW_NS for latency in latencies), "sampled_every": 1}
+        "buckets": tuple(buckets), "sum_ns": sum(latencies), "sampled_every": 1}
     return LatencyCounts(**values | fields)
 
 

@@ -11,10 +11,10 @@ import pytest
 from kvobs import sources
 from kvobs.allocator._build import BuildError
 from kvobs.bus import Bus
+from kvobs.catalog import LATENCY_BOUNDS_NS as BOUNDS_NS
 from kvobs.config import Config
-from kvobs.model import AllocationLatencies, Availability, Event, Poll
+from kvobs.model import AllocationLatencies, Availability, Event, LatencyCounts, Poll
 from kvobs.sources import _cpu_alloc
-from kvobs.sources._alloc_counts import BOUNDS_NS, LatencyCounts
 from kvobs.sources._cpu_alloc import CpuAllocSource
 from tests.support import run_python, wait_until
 
@@ -51,7 +51,7 @@ class FakeProbe:
     def read(self) -> LatencyCounts:
         buckets = (self.allocations, *(0,) * len(BOUNDS_NS))
         return LatencyCounts(self.allocations, self.frees, 64 * self.allocations, 64 * self.frees, buckets,
-                             self.allocations * 100, self.allocations, 0, 8)
+                             self.allocations * 100, 8)
 
 
 @pytest.fixture

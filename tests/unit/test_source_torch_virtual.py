@@ -354,16 +354,25 @@ def test_a_forked_child_neither_reads_nor_attaches(setting: Setting) -> None:
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_an_accelerator_may_say_that_its_children_can_use_it(setting: Setting, usable: bool) -> None:
-    """A child reads one that is in no bad fork, from its counter's beginning, and nothing of one that is."""
-    fake = virtual()
+    """A child reads one that is in no bad fork, without what its parent had counted, and nothing of one that is."""
+    fake, way = virtual(), ("vgpu:0", "cpu")
     fake.vgpu._is_in_bad_fork = lambda: not usable
-    fake.timed[0] = timed([1] * BUCKETS)
+    fake.timed[0], fake.copied = timed([1] * BUCKETS, frees=BUCKETS - 2), {way: (4, 400)}
     source = setting.on(fake)
     list(source.sample(1))
     source.after_fork_in_child()
-    seen = list(source.sample(2))
-    assert [sum(event.counts) for event in seen if isinstance(event, model.AllocationLatencies)] == [BUCKETS] * usable
+    assert not any(isinstance(event, model.AllocationLatencies) for event in source.sample(2))
+    fake.timed[0], fake.copied = timed([3] * BUCKETS, frees=BUCKETS), {way: (5, 440)}
+    seen = list(source.sample(3))
+    assert [sum(event.counts) for event in seen if isinstance(event, model.AllocationLatencies)] == [
+        2 * BUCKETS] * usable
     assert facts(source)["torch"][0] is usable
+    if usable:
+        calls = readings(source, "kvobs.alloc.operations")
+        # Two were alive at the fork, and are so here; what was freed since was the child's.
+        assert (calls["vgpu:0", "allocate"], calls["vgpu:0", "free"]) == (2 + 2 * BUCKETS, 2)
+        assert readings(source, "kvobs.device.copy.operations") == {way: 1}
+        assert readings(source, "kvobs.device.copy.io") == {way: 40}
 
 
 def test_latencies_are_understood_in_any_form(setting: Setting) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from kvobs.allocator.definitions import Peaks, definitions
 from kvobs.allocator.live import state_of
+from kvobs.allocator.memory_map import sums
 from kvobs.allocator.settings import known
-from kvobs.allocator.state import INACTIVE
 from kvobs.analysis import unused_share
 
 
@@ -38,7 +38,6 @@ def look(device: str) -> Held:
     reserved, allocated, active = (stats[f"{name}_bytes.all.peak"] for name in ("reserved", "allocated", "active"))
     by_name = {found.name: found.value for found in definitions(
         state, known(torch._C._accelerator_getAllocatorSettings()), Peaks(reserved, allocated, active))}
-    held = sum(segment.size for segment in state)
-    used = held - int(by_name["vllm_37428"] or 0)
-    free = [block.size for segment in state for block in segment.blocks if block.state == INACTIVE]
-    return Held(held, used, max(free, default=0), by_name["article"], by_name["gmlake"], unused_share(held, used))
+    total = sums(state)
+    return Held(total.reserved, total.allocated, total.largest_free, by_name["article"], by_name["gmlake"],
+                unused_share(total.reserved, total.allocated))

@@ -25,7 +25,9 @@ NOTE = (
     "model's own temporaries are not known).\n"
     "Re-allocations (S6): the article has 0, 2 and 7 in turns 1, 3 and 5, calling 0, 100 and 57 % migrations; "
     "its hook saw other tensors than K and V. Here each pass replaces both in every layer. Write amplification: "
-    "(written + copied) / written. Moved: K and V buffers that changed device since the session's last turn.")
+    "(written + copied) / written. Moved: K and V buffers that changed device since the session's last turn. Prompt "
+    "tokens: the whole conversation so far. TTFT: time to the first token; ms per token: of the later ones. Rows are "
+    "in order of time.")
 ON_CPU = "On the CPU there is no caching allocator: reserved and allocated are the C heap's, the rest is absent."
 
 
@@ -65,11 +67,11 @@ def tables_of(records: Sequence[dict[str, Any]]) -> tuple[Table, Table]:
     """What ``record`` made of the turns, one row each: what the allocator held (S5), what the KV cache did (S6)."""
     model = ", ".join(dict.fromkeys(one["model"] for one in records))
     allocator = _table(f"What the allocator held after each turn ({model})", (
-        "turn", "session", "device", "reserved\nMiB", "alloca-\nted MiB", "largest\nfree MiB", "article\nrate",
+        "turn", "session", "device", "reserved\nMiB", "allocated\nMiB", "largest\nfree MiB", "article\nrate",
         "GMLake", "unused", "next\nstep"))
     cache = _table("What each turn did to its KV cache", (
-        "turn", "session", "prompt\ntokens", "new\ntokens", "KV held\nMiB", "re-allo-\ncations", "copied\nMiB",
-        "write\nampl.", "moved", "moved\nMiB", "TTFT\nms", "token\nms"))
+        "turn", "session", "prompt\ntokens", "new\ntokens", "KV held\nMiB", "re-\nallocs", "copied\nMiB",
+        "write\nampl.", "moved\nbufs", "moved\nMiB", "TTFT\nms", "ms per\ntoken"))
     for one in records:
         held, step = one["allocator"], one["next_step"]
         allocator.add_row(

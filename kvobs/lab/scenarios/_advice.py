@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,19 @@ def advice(capacity: int) -> str | None:
     return None if found.best.figures.ooms else found.best.figures.settings
 
 
-def retried(change: str) -> str:
-    """Give back what is free, and change the settings; what they were, to be restored."""
+def first(observer: Observer, fails: Callable[[], bool], capacity: int) -> tuple[dict[str, Any], str]:
+    """Run into the error with a recorded history; what kvobs said of it, with its advice, and in a sentence."""
+    import torch
+
+    torch.vgpu.memory._record_memory_history()
+    said, sentence = flight(observer) if fails() else ({}, "Nothing failed.")
+    said["remedy"] = advice(capacity)
+    torch.vgpu.memory._record_memory_history(None)
+    return said, sentence
+
+
+def again(change: str, fails: Callable[[], bool]) -> str:
+    """Whether the same fails or succeeds with other settings, once what is free was given back."""
     import gc
 
     import torch
@@ -53,7 +65,11 @@ def retried(change: str) -> str:
 
     gc.collect()
     torch.accelerator.empty_cache()
-    return change_settings(change)
+    before = change_settings(change)
+    try:
+        return "fails" if fails() else "succeeds"
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
 
 
 def errors(observer: Observer) -> int:

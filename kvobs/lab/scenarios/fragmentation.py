@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvobs.lab.demo._observer import Observer
-from kvobs.lab.scenarios._advice import advice, errors, flight, retried
+from kvobs.lab.scenarios._advice import again, errors, first
 from kvobs.lab.scenarios._engine import BUFFER_BYTES_PER_TOKEN, BUFFERS, MIB, Engine
 from kvobs.lab.scenarios._truth import Expected, Played, Truth
 
@@ -36,21 +36,11 @@ TRUTH = Truth("fragmentation", HAPPENS, (
 
 def play(observer: Observer) -> Played:
     """Run out of memory, ask for advice, and follow it."""
-    import torch
-
-    vgpu: Any = torch.vgpu
-    engine = Engine()
-    vgpu.memory._record_memory_history()
-    sessions: dict[str, Any] = {}
-    failed = _serve(engine, sessions)
-    said, sentence = flight(observer) if failed else ({}, "Nothing failed.")
-    said["remedy"] = remedy = advice(DEVICES[0])
-    vgpu.memory._record_memory_history(None)
-    if remedy is not None:
+    engine, sessions = Engine(), dict[str, Any]()
+    said, sentence = first(observer, lambda: _serve(engine, sessions), DEVICES[0])
+    if said["remedy"] is not None:
         sessions.clear()
-        before = retried(remedy)
-        said["with_remedy"] = "fails" if _serve(engine, sessions) else "succeeds"
-        torch._C._accelerator_setAllocatorSettings(before)
+        said["with_remedy"] = again(said["remedy"], lambda: _serve(engine, sessions))
     said["errors"] = errors(observer)
     return Played(said, sentence, (engine, sessions))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvobs.lab.demo._observer import Observer
-from kvobs.lab.scenarios._advice import advice, errors, flight, retried
+from kvobs.lab.scenarios._advice import again, errors, first
 from kvobs.lab.scenarios._engine import BUFFER_BYTES_PER_TOKEN, BUFFERS, MIB, Engine
 from kvobs.lab.scenarios._truth import Expected, Played, Truth
 
@@ -28,19 +28,10 @@ TRUTH = Truth("oom", "Three sessions hold 64 MiB each of 206, and a fourth canno
 
 def play(observer: Observer) -> Played:
     """Run out of memory, ask for advice, and try again all the same."""
-    import torch
-
-    vgpu: Any = torch.vgpu
-    engine = Engine()
-    vgpu.memory._record_memory_history()
-    sessions: dict[str, Any] = {}
-    said, sentence = flight(observer) if _serve(engine, sessions) else ({}, "Nothing failed.")
-    said["remedy"] = advice(DEVICES[0])
-    vgpu.memory._record_memory_history(None)
+    engine, sessions = Engine(), dict[str, Any]()
+    said, sentence = first(observer, lambda: _serve(engine, sessions), DEVICES[0])
     sessions.clear()
-    before = retried(TRIED)
-    said["with_expandable_segments"] = "fails" if _serve(engine, sessions) else "succeeds"
-    torch._C._accelerator_setAllocatorSettings(before)
+    said["with_expandable_segments"] = again(TRIED, lambda: _serve(engine, sessions))
     said["errors"] = errors(observer)
     return Played(said, sentence, (engine, sessions))
 

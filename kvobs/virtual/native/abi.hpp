@@ -75,7 +75,8 @@ int kvobs_vgpu_records(int device) {
     return recording;
 }
 
-// Level 0 of CUDA's API: the share of the device that may be reserved; below zero: all of it, and not checked.
+// The share of the device that may be reserved; below zero: all of it, which is not the same as 1, with which garbage is
+// collected.
 int kvobs_vgpu_set_fraction(int device, double share) {
     return told([&] {
         Registry &all = registry();

@@ -101,9 +101,7 @@ public:
         for (const Known &known : known_) {
             if (!known.written) continue;
             const at::Tensor &alias = known.alias;
-            c10::TensorImpl *impl = known.tensor.unsafeGetTensorImpl();
             if (alias.storage().data() != known.data) {
-                c10::DeviceGuard guard(known.tensor.device());
                 const c10::Storage &storage = known.tensor.storage();
                 resize_storage(storage, alias.storage().nbytes());
                 if (alias.storage().nbytes())
@@ -111,7 +109,8 @@ public:
             }
             if (alias.sizes() != known.tensor.sizes() || alias.strides() != known.tensor.strides() ||
                 alias.storage_offset() != known.tensor.storage_offset())
-                impl->set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
+                known.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(alias.sizes(), alias.strides(),
+                                                                          alias.storage_offset());
         }
     }
 

@@ -66,8 +66,8 @@ public:
         count_core();
     }
 
-    Grant alloc(uint64_t size, int64_t stream, int64_t pool, Context context, const std::vector<uint64_t> &bounds) {
-        const auto began = std::chrono::steady_clock::now();
+    Grant alloc(uint64_t size, int64_t stream, int64_t pool, Context context,
+                std::chrono::steady_clock::time_point began, const std::vector<uint64_t> &bounds) {
         asking_ = history_.recording() ? std::move(context) : nullptr;
         space_.forget_failure();  // that of a request which found room in the end
         Grant grant;

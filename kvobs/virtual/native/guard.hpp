@@ -49,7 +49,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
     c10::Stream getStream(c10::Device device) const override {
         const int index = index_of(device);
-        registry().at(index);
         return stream_of(index, current.stream[static_cast<size_t>(index)]);
     }
     c10::Stream getDefaultStream(c10::Device device) const override {
@@ -103,7 +102,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
 
 private:
-    static int index_of(c10::Device device) { return device.has_index() ? device.index() : current.device; }
+    static int index_of(c10::Device device) {
+        const int index = device.has_index() ? device.index() : current.device;
+        registry().at(index);
+        return index;
+    }
 };
 
 // A generator of a virtual device: the host's kernels draw from the host's generator inside.

@@ -13,9 +13,9 @@ namespace kvobs::vgpu {
 
 constexpr c10::DeviceType TYPE = c10::DeviceType::PrivateUse1;
 
-inline Context gather(const VirtualDevice &device, Level least) {
+inline Context gather(VirtualDevice &device, Level least) {
     // Read without the lock: a history that starts meanwhile misses at most the stacks of events under way.
-    const History &history = const_cast<VirtualDevice &>(device).history();
+    const History &history = device.history();
     if (!history.recording() || history.level() < least) return nullptr;
     return gather_stack();
 }
@@ -29,14 +29,14 @@ inline std::string size_text(uint64_t bytes) {
     return text;
 }
 
-[[noreturn]] inline void out_of_memory(const VirtualDevice &device, uint64_t size, const Grant &grant) {
+[[noreturn]] inline void out_of_memory(VirtualDevice &device, uint64_t size, const Grant &grant) {
     TORCH_CHECK(!grant.host_failed, "The host could not map ", size_text(size), " for the virtual device vgpu:",
                 device.index, ": it has no memory or no mappings left (vm.max_map_count).");
     if (OomObserver observer = registry().observer.load())
         observer(device.index, size, grant.allowed_bytes, grant.free_bytes);
     TORCH_CHECK_WITH(
         OutOfMemoryError, false, "vgpu out of memory. Tried to allocate ", size_text(size), ". Virtual device ",
-        device.index, " has ", size_text(const_cast<VirtualDevice &>(device).space().capacity()), ", of which ",
+        device.index, " has ", size_text(device.space().capacity()), ", of which ",
         size_text(grant.free_bytes), " are free and this process may use ", size_text(grant.allowed_bytes), ". ",
         size_text(grant.allocated), " are allocated, and ", size_text(grant.reserved - grant.allocated),
         " are reserved by the caching allocator but not allocated. `kvobs explain` tells from a snapshot "
@@ -59,12 +59,14 @@ struct TorchAllocator final : c10::DeviceAllocator {
         VirtualDevice &device = registry().at(index);
         if (size == 0) return {nullptr, nullptr, &release, where};
         TORCH_CHECK_WITH(OutOfMemoryError, size < SIZE_LIMIT, "vgpu out of memory. Tried to allocate more than 1 EiB.");
+        const auto began = std::chrono::steady_clock::now();  // before the lock, which the caller waits for
         Context context = gather(device, STATE);
         Grant grant;
         {
             Locked lock(device);
             const size_t at = static_cast<size_t>(index);
-            grant = device.alloc(size, current.stream[at], current.pool[at], std::move(context), registry().bounds);
+            grant = device.alloc(size, current.stream[at], current.pool[at], std::move(context), began,
+                                 registry().bounds);
         }
         if (!grant.address) out_of_memory(device, size, grant);
         void *data = reinterpret_cast<void *>(grant.address);
