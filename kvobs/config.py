@@ -200,7 +200,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("virtual_gpu", parse_devices, "sizes of 1 to 16 devices from 32MiB to 1TiB, such as 24GiB,24GiB, or off",
             "give torch virtual GPUs (vgpu:0 …) of these sizes: compute on the CPU, memory as CUDA has it"),
     Setting("virtual_latency", _one_of("off", "a100", "l40s"), "off, A100 or L40S",
-            "let device calls of the virtual GPU take the time that they take on such a GPU (modelled)"),
+            "let device calls of the virtual GPU take the medians that are published of such a GPU (modelled)"),
     Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )
