@@ -71,5 +71,14 @@ EXAMPLES: tuple[model.Event, ...] = (
     model.FlightRecord(13, "out_of_memory", "cuda:0", 512, "CUDA out of memory", "[]", "{}"),
     model.MemoryMap(14, "cuda:0", 2_000_000, 1_000_000_000, True, 4 << 20, 3 << 20, 3 << 20, None, 2, "",
                     (("kv", "anna", 1), ("weights", "tiny", None)), pack(MAPPED)),
+    model.PoolWork(15, ORIGIN, 2, 1, 40, 1_280, 0, 5, 1, 6, 900, 320, 200, 64, 128, 32, 2),
+    model.Evictions(16, ORIGIN, 2, (0, 2, *14 * (0,)), 120_000_000, (1, 1, *14 * (0,)), 60_000_000),
+    model.Preemption(17, ORIGIN, 2, "request-1", "anna", "blocks", "request-2", 96, 3, (("request-2", 5),)),
+    model.RequestPhase(18, 10, ORIGIN, 2, "request-1", "anna", "prefill", "", 3),
+    model.RequestStates(
+        19, ORIGIN, 2, 4_096, 8, (("running", "", 1), ("waiting", "blocks", 1)),
+        (model.RequestRow("request-1", "anna", "normal", "waiting", "blocks", "queued", 5, 6, 40, 0, 0, 0, 0, 0),), 0,
+        "request-1", 2, "WAIT", "It waits for two blocks."),
+    model.ProcessRole(20, "vllm", "engine_core", (("dp", 0), ("tp", 1))),
     model.Availability("cuda", False, "There is no CUDA device."),
 )

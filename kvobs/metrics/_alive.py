@@ -66,10 +66,11 @@ class Caches:
         if attention:
             self._attention.clear()
 
-    def refresh(self, table: PointTable, *, caches: bool, attention: bool) -> None:
-        """Write the gauges; of what is not observed at present there are none."""
+    def refresh(self, table: PointTable, *, caches: bool, attention: bool,
+                pinned: Callable[[int], int | None] = lambda cache_id: None) -> None:
+        """Write the gauges; of what is not observed at present there are none. ``pinned``: blocks of a pool."""
         self._refresh_sizes(table, self._caches.values() if caches else ())
-        table.replace("kvobs.kv.blocks", self._blocks() if caches else {})
+        table.replace("kvobs.kv.blocks", self._blocks(pinned) if caches else {})
         self._refresh_attention(table, self._attention.values() if attention else ())
 
     def _refresh_sizes(self, table: PointTable, alive: Iterable[_Cache]) -> None:
@@ -93,12 +94,14 @@ class Caches:
         table.replace("kvobs.kv.buffer.largest", largest)
         table.replace("kvobs.kv.caches", caches)
 
-    def _blocks(self) -> dict[Attributes, float]:
+    def _blocks(self, pinned: Callable[[int], int | None]) -> dict[Attributes, float]:
         blocks: dict[Attributes, float] = {}
         for pool in self._pools.values():
             who = (pool.origin.model, pool.origin.device, pool.origin.cache)
-            for state, number in (("used", pool.used), ("cached", pool.cached), ("free", pool.free)):
-                blocks[*who, state] = blocks.get((*who, state), 0) + number
+            for state, number in (("used", pool.used), ("cached", pool.cached), ("free", pool.free),
+                                  ("pinned", pinned(pool.cache_id))):
+                if number is not None:
+                    blocks[*who, state] = blocks.get((*who, state), 0) + number
         return blocks
 
     def _refresh_attention(self, table: PointTable, alive: Iterable[Mapping[str, model.Attention]]) -> None:

@@ -15,6 +15,7 @@ from kvobs import model
 from kvobs.catalog import Row
 from kvobs.metrics._alive import SECOND, Allocators, Caches, Windows
 from kvobs.metrics._points import Attributes, Observation, PointTable, Value
+from kvobs.metrics._serving import Serving, who_of
 
 
 class Metrics:
@@ -25,7 +26,7 @@ class Metrics:
         self._clock = clock
         self._lock = threading.Lock()
         self._table = PointTable(max_series, wall)
-        self._caches, self._allocators = Caches(), Allocators()
+        self._caches, self._allocators, self._serving = Caches(), Allocators(), Serving()
         self._windows = Windows(window_ms * 1_000_000, 4 * max_series)
         self._window_ns = 0
         self._caches_hidden = self._attention_hidden = False
@@ -50,7 +51,9 @@ class Metrics:
     def refresh(self, now_ns: int) -> None:
         """Recompute gauges as of ``now_ns``; windows that emptied and sources that fell silent lose their points."""
         with self._lock:
-            self._caches.refresh(self._table, caches=not self._caches_hidden, attention=not self._attention_hidden)
+            self._caches.refresh(self._table, caches=not self._caches_hidden, attention=not self._attention_hidden,
+                                 pinned=self._serving.pinned)
+            self._serving.refresh(self._table, shown=not self._caches_hidden)
             self._allocators.refresh(self._table, now_ns)
             started = self._clock()
             self._windows.refresh(self._table, now_ns)
@@ -137,6 +140,7 @@ class Metrics:
 
     def _fold_gone(self, gone: model.CacheGone) -> None:
         self._caches.gone(gone.cache_id)
+        self._serving.gone(gone.cache_id)
 
     def _fold_blocks(self, pool: model.Blocks) -> None:
         before = self._caches.pool(pool)
@@ -144,6 +148,26 @@ class Metrics:
         for name, field in (("kvobs.kv.block.allocations", "allocations"), ("kvobs.kv.block.failures", "failures"),
                             ("kvobs.kv.preemptions", "preemptions")):
             self._table.add(name, who, getattr(pool, field) - (getattr(before, field) if before else 0))
+
+    def _fold_work(self, work: model.PoolWork) -> None:
+        self._serving.work(work, self._table)
+
+    def _fold_evictions(self, evictions: model.Evictions) -> None:
+        self._serving.evicted(evictions, self._table)
+
+    def _fold_preemption(self, preemption: model.Preemption) -> None:
+        self._table.add("kvobs.kv.preemption.tokens", (*who_of(preemption.origin), preemption.cause),
+                        preemption.tokens_lost)
+
+    def _fold_phase(self, phase: model.RequestPhase) -> None:
+        self._table.observe("kvobs.request.phase.duration", (phase.origin.model, phase.phase),
+                            (phase.t_ns - phase.start_ns) / SECOND)
+
+    def _fold_states(self, states: model.RequestStates) -> None:
+        self._serving.states(states)
+
+    def _fold_role(self, role: model.ProcessRole) -> None:
+        self._serving.role(role)
 
     def _fold_turn(self, turn: model.Turn) -> None:
         name, table = turn.origin.model, self._table
@@ -216,6 +240,12 @@ FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
     model.Resized: Metrics._fold_resized,
     model.CacheGone: Metrics._fold_gone,
     model.Blocks: Metrics._fold_blocks,
+    model.PoolWork: Metrics._fold_work,
+    model.Evictions: Metrics._fold_evictions,
+    model.Preemption: Metrics._fold_preemption,
+    model.RequestPhase: Metrics._fold_phase,
+    model.RequestStates: Metrics._fold_states,
+    model.ProcessRole: Metrics._fold_role,
     model.Turn: Metrics._fold_turn,
     model.Attention: Metrics._fold_attention,
     model.CacheUpdates: Metrics._fold_updates,

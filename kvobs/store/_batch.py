@@ -137,9 +137,9 @@ class Batch:
 
 _RULES = {name: tuple((index, rule) for index, rule in enumerate(merge_rules(TABLES[name]))
                       if index >= len(TABLES[name].key))
-          for name in ("steps", "blocks", "allocators", "attention", "maps")}
+          for name in ("steps", "blocks", "allocators", "attention", "maps", "pools", "requests")}
 # Kept as the points of their metrics only.
-_AS_POINTS = (model.AllocationLatencies, model.CacheUpdates, model.Poll)
+_AS_POINTS = (model.AllocationLatencies, model.CacheUpdates, model.Poll, model.Evictions, model.ProcessRole)
 
 _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.Step: lambda batch, event: batch._merge("steps", _rows.step_row(event, batch._wall)),
@@ -155,6 +155,10 @@ _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.Migration: lambda batch, event: batch._append("migrations", _rows.migration_row(event, batch._wall)),
     model.OutOfMemory: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),
     model.HookFailed: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),
+    model.PoolWork: lambda batch, event: batch._merge("pools", _rows.work_row(event, batch._wall)),
+    model.RequestStates: lambda batch, event: batch._merge("requests", _rows.states_row(event, batch._wall)),
+    model.Preemption: lambda batch, event: batch._append("preemptions", _rows.preemption_row(event, batch._wall)),
+    model.RequestPhase: lambda batch, event: batch._append("phases", _rows.phase_row(event, batch._wall)),
     model.CacheGone: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),
 }
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from kvobs import model
 
 SECOND_NS = 1_000_000_000
@@ -150,3 +152,59 @@ def map_of(row: Sequence[Any]) -> model.MemoryMap:
 def flight_of(row: Sequence[Any]) -> model.FlightRecord:
     """The flight record of a row of the table ``flights``."""
     return model.FlightRecord(*row[1:8])
+
+
+def work_row(work: model.PoolWork, wall: WallClock) -> Row:
+    """What a pool did; the last word of a second is kept."""
+    return (second(wall(work.t_ns)), work.cache_id, work.t_ns, *origin_row(work.origin), *_tail(work, 3))
+
+
+def work_of(row: Sequence[Any]) -> model.PoolWork:
+    """The work of a row of the table ``pools``."""
+    return model.PoolWork(row[2], model.Origin(*row[3:8]), row[1], *row[8:22])
+
+
+def preemption_row(lost: model.Preemption, wall: WallClock) -> Row:
+    """All fields of a preemption."""
+    return (wall(lost.t_ns), lost.t_ns, *origin_row(lost.origin), lost.cache_id, clip(lost.request),
+            clip(lost.session), lost.cause, clip(lost.wanted_by), lost.tokens_lost, lost.blocks,
+            json.dumps(lost.holders))
+
+
+def preemption_of(row: Sequence[Any]) -> model.Preemption:
+    """The preemption of a row of the table ``preemptions``."""
+    holders = tuple((request, blocks) for request, blocks in json.loads(row[14]))
+    fields = (row[1], model.Origin(*row[2:7]), *row[7:14], holders)
+    return model.Preemption(*fields)
+
+
+def phase_row(phase: model.RequestPhase, wall: WallClock) -> Row:
+    """All fields of a phase; ``wall_ns`` is its end."""
+    return (wall(phase.t_ns), phase.t_ns, phase.start_ns, wall(phase.start_ns), *origin_row(phase.origin),
+            phase.cache_id, clip(phase.request), clip(phase.session), phase.phase, phase.outcome, phase.blocks)
+
+
+def phase_of(row: Sequence[Any]) -> model.RequestPhase:
+    """The phase of a row of the table ``phases``."""
+    return model.RequestPhase(row[1], row[2], model.Origin(*row[4:9]), *row[9:15])
+
+
+def states_row(states: model.RequestStates, wall: WallClock) -> Row:
+    """Who is in an engine; the newest word of a cache is kept, its rows with times on the wall clock."""
+    rows = [{**msgspec.structs.asdict(one), "request": clip(one.request), "session": clip(one.session),
+             "arrived_ns": wall(one.arrived_ns), "since_ns": wall(one.since_ns)} for one in states.rows]
+    return (states.cache_id, wall(states.t_ns), states.t_ns, *origin_row(states.origin), states.block_bytes,
+            states.slots, json.dumps(states.counts), json.dumps(rows), states.more, clip(states.next_request),
+            states.next_needs, states.next_verdict, clip(states.next_sentence))
+
+
+def states_of(row: Sequence[Any]) -> model.RequestStates:
+    """The states of a row of the table ``requests``; times in its rows are Unix nanoseconds."""
+    counts = tuple((state, reason, number) for state, reason, number in json.loads(row[10]))
+    rows = tuple(model.RequestRow(**one) for one in json.loads(row[11]))
+    fields = (row[2], model.Origin(*row[3:8]), row[0], *row[8:10], counts, rows, *row[12:17])
+    return model.RequestStates(*fields)
+
+
+def _tail(record: msgspec.Struct, start: int) -> Row:
+    return tuple(getattr(record, name) for name in record.__struct_fields__[start:])

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 3  # 2 brought the tables attention and flights, 3 the table maps
+SCHEMA_VERSION = 4  # 2 brought the tables attention and flights, 3 maps, 4 pools, preemptions, phases and requests
 APPLICATION_ID = 0x6B764F62  # "kvOb", in the header of every store
 PAGE_BYTES = 4096
 SUFFIX = ".sqlite"
@@ -106,6 +106,25 @@ TABLES: dict[str, Table] = {table.name: table for table in (
         *_texts("device"), *_integers("wall_ns", "t_ns", "duration_ns", "every_ns", "steady", "reserved_bytes",
                                       "allocated_bytes", "active_bytes", "requested_bytes", "segments"),
         *_texts("settings", "holders"), ("packed", "BLOB"))),
+    # Beside blocks: what a serving engine's pool did since it began; the last one of a second is kept.
+    Table(name="pools", since=4, key=("wall_ns", "cache_id"), columns=(
+        *_integers("wall_ns", "cache_id", "t_ns"), *_ORIGIN,
+        *_integers("pinned", "tail_tokens", "tail_bytes", "unexplained", "evictions", "dropped", "touches",
+                   "queried_tokens", "hit_tokens", "resumed_queried_tokens", "resumed_hit_tokens",
+                   "recomputed_preempted_tokens", "recomputed_evicted_tokens", "failures_waiting"))),
+    # holders is JSON: who held the pool then.
+    Table(name="preemptions", since=4, indexes=(("wall_ns",),), columns=(
+        *_integers("wall_ns", "t_ns"), *_ORIGIN, *_integers("cache_id"),
+        *_texts("request", "session", "cause", "wanted_by"), *_integers("tokens_lost", "blocks"), *_texts("holders"))),
+    # A request's phase that ended; wall_ns is its end.
+    Table(name="phases", since=4, indexes=(("wall_ns",),), columns=(
+        *_integers("wall_ns", "t_ns", "start_ns", "start_wall_ns"), *_ORIGIN, *_integers("cache_id"),
+        *_texts("request", "session", "phase", "outcome"), *_integers("blocks"))),
+    # The newest word on who is in each engine; counts and rows are JSON, times in rows are Unix nanoseconds.
+    Table(name="requests", since=4, timed=False, key=("cache_id",), columns=(
+        *_integers("cache_id", "wall_ns", "t_ns"), *_ORIGIN, *_integers("block_bytes", "slots"),
+        *_texts("counts", "rows"), *_integers("more"), *_texts("next_request"), *_integers("next_needs"),
+        *_texts("next_verdict", "next_sentence"))),
     Table(name="availability", timed=False, key=("subject",), columns=(
         *_texts("subject"), *_integers("wall_ns", "available"), *_texts("reason"))),
     # A metric with one attribute set, named once; attributes and bounds are JSON.

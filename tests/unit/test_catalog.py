@@ -38,6 +38,23 @@ TABLE = {
     "gen_ai.server.time_per_output_token": ("histogram", "s", "gen_ai_server_time_per_output_token_seconds"),
     "gen_ai.client.token.usage": ("histogram", "{token}", "gen_ai_client_token_usage"),
     "kvobs.out_of_memory": ("counter", "{error}", "kvobs_out_of_memory_total"),
+    "kvobs.kv.block.touches": ("counter", "{block}", "kvobs_kv_block_touches_total"),
+    "kvobs.kv.block.evictions": ("counter", "{block}", "kvobs_kv_block_evictions_total"),
+    "kvobs.kv.eviction.age": ("histogram", "s", "kvobs_kv_eviction_age_seconds"),
+    "kvobs.kv.eviction.idle": ("histogram", "s", "kvobs_kv_eviction_idle_seconds"),
+    "kvobs.kv.admission.failures": ("counter", "{failure}", "kvobs_kv_admission_failures_total"),
+    "kvobs.kv.preemption.tokens": ("counter", "{token}", "kvobs_kv_preemption_tokens_total"),
+    "kvobs.kv.recomputed": ("counter", "{token}", "kvobs_kv_recomputed_total"),
+    "kvobs.prefix.queried": ("counter", "{token}", "kvobs_prefix_queried_total"),
+    "kvobs.prefix.hit": ("counter", "{token}", "kvobs_prefix_hit_total"),
+    "kvobs.kv.tail": ("gauge", "{token}", "kvobs_kv_tail"),
+    "kvobs.kv.tail.usage": ("gauge", "By", "kvobs_kv_tail_usage_bytes"),
+    "kvobs.kv.unexplained": ("gauge", "{block}", "kvobs_kv_unexplained"),
+    "kvobs.requests": ("gauge", "{request}", "kvobs_requests"),
+    "kvobs.request.slots": ("gauge", "{request}", "kvobs_request_slots"),
+    "kvobs.request.next": ("gauge", "{block}", "kvobs_request_next"),
+    "kvobs.request.phase.duration": ("histogram", "s", "kvobs_request_phase_duration_seconds"),
+    "kvobs.process.role": ("gauge", "{process}", "kvobs_process_role"),
     "kvobs.alloc.latency": ("histogram", "s", "kvobs_alloc_latency_seconds"),
     "kvobs.alloc.operations": ("counter", "{operation}", "kvobs_alloc_operations_total"),
     "kvobs.alloc.io": ("counter", "By", "kvobs_alloc_io_bytes_total"),
@@ -183,7 +200,7 @@ def test_the_objective_is_a_boundary() -> None:
 SEEN_BY_ALL = ("hw.", "system.", "kvobs.host.hugepages", "kvobs.host.numa.", "kvobs.host.pressure",
                "kvobs.host.cgroup.", "kvobs.device.memory")
 STATES = {"kvobs.availability", "kvobs.alloc.interval", "kvobs.allocator.setting", "kvobs.attention.interval",
-          "kvobs.self.throttle"}
+          "kvobs.self.throttle", "kvobs.process.role"}
 
 
 def test_only_what_adds_up_sums_over_ranks() -> None:
