@@ -51,8 +51,13 @@ class OpenTurn:
             context.detach(self._token)
 
     def close(self, turn: Turn, marks: Sequence[Mark], attributes: Mapping[str, AttributeValue],
-              error: BaseException | None) -> None:
-        """Write the turn's totals, its events and its children, and end the span."""
+              error: BaseException | None, phases: Sequence[tuple[str, int, int]] | None = None) -> None:
+        """Write the turn's totals, its events and its children, and end the span.
+
+        Args:
+            phases: the children as (name, start, end) in monotonic nanoseconds; by default prefill and decode, from
+                the turn's own times.
+        """
         if not self.span.is_recording():
             self.span.end()
             return
@@ -65,16 +70,22 @@ class OpenTurn:
             self.span.record_exception(error, escaped=True)
             self.span.set_attribute("error.type", type(error).__qualname__)
             self.span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
-        if turn.prefill_ns is not None:
-            parent = trace.set_span_in_context(self.span)
-            middle = turn.start_ns + turn.prefill_ns
-            self._child("prefill", parent, turn.start_ns + shift, middle + shift)
-            if turn.steps > 1:
-                self._child("decode", parent, middle + shift, turn.t_ns + shift)
+        if phases is None:
+            phases = _phases_of(turn)
+        parent = trace.set_span_in_context(self.span)
+        for name, start_ns, end_ns in phases:
+            self._child(name, parent, start_ns + shift, end_ns + shift)
         self.span.end(turn.t_ns + shift)
 
     def _child(self, name: str, parent: context.Context, start_ns: int, end_ns: int) -> None:
         self._tracer.start_span(name, parent, start_time=start_ns).end(end_ns)
+
+
+def _phases_of(turn: Turn) -> list[tuple[str, int, int]]:
+    if turn.prefill_ns is None:
+        return []
+    middle = turn.start_ns + turn.prefill_ns
+    return [("prefill", turn.start_ns, middle)] + ([("decode", middle, turn.t_ns)] if turn.steps > 1 else [])
 
 
 def open_turn(tracer: Tracer, model: str, wall_start_ns: int, attributes: Mapping[str, AttributeValue], *,

@@ -33,6 +33,12 @@ def _transformers(wiring: Wiring) -> Source:
     return TransformersSource(wiring)
 
 
+def _vllm(wiring: Wiring) -> Source:
+    from kvobs.sources.vllm import VllmSource
+
+    return VllmSource(wiring)
+
+
 def _device_allocators(wiring: Wiring) -> Source:
     from kvobs.sources._torch import TorchSource
 
@@ -66,7 +72,7 @@ def _nvidia_devices(_: Wiring) -> Source:
 
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
-    return (_transformers, _device_allocators, _cpu_allocations, _c_heap, _machine, _nvidia_devices)
+    return (_transformers, _vllm, _device_allocators, _cpu_allocations, _c_heap, _machine, _nvidia_devices)
 
 
 __all__ = ["Factory", "Wiring", "factories"]

@@ -1,0 +1,166 @@
+"""Requests of vLLM's engine core from their arrival at the scheduler to their end, as phases, turns and spans.
+
+A request is queued until it is admitted, in prefill until its first token, then in decode; after a preemption it is
+preempted until it is admitted again, then in prefill again. Its time begins when the scheduler gets it: what the API
+server did before (tokenisation) is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from kvobs import sessions, spans
+from kvobs.model import Emit, Origin, RequestPhase, Turn
+from kvobs.sessions import PRIORITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from opentelemetry.trace import Tracer
+    from opentelemetry.util.types import AttributeValue
+
+SOURCE = "vllm"
+SESSION, PRIORITY, SPANS, PHASES = "kvobs-session", "kvobs-priority", "kvobs-spans", "kvobs-phases"
+FRONT_END = "frontend"
+_MARKS_LIMIT = 64
+_PHASES_LIMIT = 64
+_OUTCOMES = {"FINISHED_ABORTED": "cancelled", "FINISHED_ERROR": "error", "FINISHED_IGNORED": "error"}
+
+
+def outcome_of(status: Any) -> str:
+    """How a request with this finished status ended, in a turn's words."""
+    return _OUTCOMES.get(getattr(status, "name", ""), "ok")
+
+
+def headers_of(request: Any) -> dict[str, str]:
+    """The texts that came with a request from the front end."""
+    return dict(getattr(request, "trace_headers", None) or {})
+
+
+class OpenRequest:
+    """A request that has not ended."""
+
+    __slots__ = ("arrived_ns", "cached_tokens", "evicted", "first_ns", "high", "hook_ns", "id", "marks", "outputs",
+                 "phase", "phases", "preemptions", "priority", "recomputed", "refused", "remote", "request", "session",
+                 "since_ns", "span", "steps", "tokens", "turn", "wall_ns")
+
+    def __init__(self, request: Any, now_ns: int, wall_ns: int) -> None:
+        self.request = request
+        self.id: str = request.request_id
+        self.arrived_ns = self.since_ns = now_ns
+        self.wall_ns = wall_ns
+        self.phase = "queued"
+        self.phases: list[tuple[str, int, int]] = []
+        self.marks: list[spans.Mark] = []
+        self.first_ns: int | None = None
+        self.steps = self.tokens = self.cached_tokens = self.preemptions = self.hook_ns = 0
+        self.outputs = 0  # tokens it had generated when it was admitted
+        self.high = 0  # tokens that had been computed when it was preempted
+        self.evicted = self.recomputed = 0
+        self.refused = False  # since it last got blocks
+        self.remote = False  # its spans are written by the front end
+        self.session = ""
+        self.priority = "normal"
+        self.turn = 1
+        self.span: spans.OpenTurn | None = None
+
+    def mark(self, name: str, t_ns: int, attributes: dict[str, AttributeValue]) -> None:
+        """Remember a span event (the first 64)."""
+        if len(self.marks) < _MARKS_LIMIT:
+            self.marks.append(spans.Mark(t_ns, name, attributes))
+
+
+class Desk:
+    """Opens and closes the requests of one process."""
+
+    def __init__(self, tracer: Callable[[], Tracer], emit: Emit, names: sessions.Names,
+                 turns: sessions.TurnNumbers) -> None:
+        self._tracer = tracer
+        self._emit = emit
+        self._names = names
+        self._turns = turns
+
+    def open(self, request: Any, origin: Origin) -> OpenRequest:
+        """A request that the scheduler has just taken in."""
+        found = OpenRequest(request, time.monotonic_ns(), time.time_ns())
+        headers = headers_of(request)
+        named = getattr(request, "session_id", None) or headers.get(SESSION) or ""
+        priority = headers.get(PRIORITY, "")
+        found.priority = priority if priority in PRIORITIES else "normal"
+        found.session = self._names.shown(str(named) if named else found.id)
+        found.turn = self._turns.next(str(named) if named else found.id)
+        found.remote = headers.get(SPANS) == FRONT_END
+        if not found.remote:
+            parent = _parent(headers)
+            found.span = spans.open_turn(self._tracer(), origin.model, found.wall_ns, {"kvobs.request": found.id},
+                                         parent=parent, attach=False)
+        return found
+
+    def enter(self, found: OpenRequest, phase: str, now_ns: int, origin: Origin, cache_id: int, blocks: int,
+              outcome: str = "") -> None:
+        """The phase a request was in ends; another begins, or, with an outcome, none."""
+        if len(found.phases) < _PHASES_LIMIT:
+            found.phases.append((found.phase, found.since_ns, now_ns))
+        self._emit(RequestPhase(now_ns, found.since_ns, origin, cache_id, found.id, found.session, found.phase, outcome,
+                                blocks))
+        found.phase, found.since_ns = phase, now_ns
+
+    def close(self, found: OpenRequest, origin: Origin, cache_id: int, blocks: int, block_bytes: int,
+              pool_bytes: int, token_bytes: int) -> None:
+        """The request ended: emit its turn and end its span, or hand its phases to the front end."""
+        request, now = found.request, time.monotonic_ns()
+        outcome, new = outcome_of(request.status), request.num_output_tokens
+        if found.first_ns is None and new:
+            found.first_ns = now
+            self.enter(found, "decode", now, origin, cache_id, blocks)
+        self.enter(found, "", now, origin, cache_id, blocks, outcome)
+        first = found.first_ns
+        trace_id, span_id, sampled = found.span.ids if found.span is not None else _remote_ids(headers_of(request))
+        turn = Turn(
+            t_ns=now, start_ns=found.arrived_ns, wall_start_ns=found.wall_ns, origin=origin, cache_id=cache_id,
+            session=found.session, priority=found.priority, turn=found.turn, outcome=outcome, steps=found.steps,
+            prompt_tokens=request.num_prompt_tokens, cached_tokens=found.cached_tokens, new_tokens=new,
+            kv_bytes=blocks * block_bytes, kv_reserved_bytes=pool_bytes, kv_largest_bytes=pool_bytes, reallocations=0,
+            bytes_written=found.tokens * token_bytes, bytes_copied=0, migrations=(),
+            ttft_ns=first - found.arrived_ns if first is not None else None,
+            tpot_ns=(now - first) // (new - 1) if first is not None and new > 1 else None,
+            prefill_ns=first - found.arrived_ns if first is not None else None,
+            hook_ns=found.hook_ns, trace_id=trace_id, span_id=span_id, sampled=sampled)
+        if found.evicted:
+            found.mark("kvobs.prefix_evicted", now, {"kvobs.blocks": found.evicted})
+        totals: dict[str, AttributeValue] = {
+            "kvobs.request.preemptions": found.preemptions, "kvobs.kv.recomputed_tokens": found.recomputed}
+        if found.span is not None:
+            found.span.close(turn, found.marks, totals, None, found.phases)
+        elif found.remote:
+            request.trace_headers = {**headers_of(request), PHASES: told(found)}
+        self._emit(turn)
+
+
+def told(found: OpenRequest) -> str:
+    """The phases of a request with their events, for the front end, in Unix nanoseconds.
+
+    A list of [name, start, end, [[event, time, attributes], ...]] as JSON.
+    """
+    shift = found.wall_ns - found.arrived_ns
+    phases: list[list[Any]] = [[name, start + shift, end + shift, []] for name, start, end in found.phases]
+    for mark in found.marks:
+        at = mark.t_ns + shift
+        home = next((phase for phase in phases if phase[1] <= at <= phase[2]), phases[-1])
+        home[3].append([mark.name, at, mark.attributes])
+    return json.dumps(phases)
+
+
+def _parent(headers: Mapping[str, str]) -> context.Context | None:
+    """The caller's span, where the front end told it; an empty context (a trace of its own) where it did not."""
+    return TraceContextTextMapPropagator().extract(dict(headers), context.Context())
+
+
+def _remote_ids(headers: Mapping[str, str]) -> tuple[str, str, bool]:
+    parts = headers.get("traceparent", "").split("-")
+    return (parts[1], "", parts[3][-1:] in "13579bdf") if len(parts) >= 4 and parts[3] else ("", "", False)
