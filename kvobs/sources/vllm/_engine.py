@@ -37,6 +37,8 @@ class EngineRecord:
         self.ledger = ledger
         self._desk = desk
         self._emit = emit
+        observability = getattr(scheduler.vllm_config, "observability_config", None)
+        self._traced = bool(getattr(observability, "otlp_traces_endpoint", None))
         self.origin: Origin = origin_of(scheduler)
         self.cache_id = next(_serial)
         self.layout = Layout(scheduler)
@@ -64,6 +66,8 @@ class EngineRecord:
         """The scheduler took a request in."""
         if request.request_id not in self._open and scheduler.requests.get(request.request_id) is request:
             self._open[request.request_id] = self._desk.open(request, self.origin)
+            if not self._traced:  # vLLM itself carries nothing then; with what kvobs added it would with every token
+                request.trace_headers = None
 
     def refuses(self, request: Any, waiting: bool, hits: Sequence[Any]) -> None:
         """The pool has too few blocks for a request, although it found these in the prefix cache."""

@@ -1,8 +1,9 @@
 """The hooks in vLLM's engine core: its block pool, its cache manager, its scheduler.
 
 Run on vLLM 0.32.0 and 0.29.0. Every hook probes what it wraps; where one is missing that all known versions have,
-nothing is patched, and the availability names it. Those that only newer versions have are taken where they are. All of them run on the thread of the engine core. A hook that raises is detached and said
-so; vLLM's own exceptions pass unchanged.
+nothing is patched, and the availability names it. Those that only newer versions have are taken where they are. All of
+them run on the thread of the engine core. A hook that raises is detached and said so; vLLM's own exceptions pass
+unchanged.
 """
 
 from __future__ import annotations

@@ -109,6 +109,9 @@ class Desk:
         self._emit(RequestPhase(now_ns, found.since_ns, origin, cache_id, found.id, found.session, found.phase, outcome,
                                 blocks))
         found.phase, found.since_ns = phase, now_ns
+        if found.remote:
+            # At each transition: of a request that a stop string ends, the front end sees no last output.
+            found.request.trace_headers = {**headers_of(found.request), PHASES: told(found)}
 
     def close(self, found: OpenRequest, origin: Origin, cache_id: int, blocks: int, block_bytes: int,
               pool_bytes: int, token_bytes: int) -> None:
@@ -118,6 +121,8 @@ class Desk:
         if found.first_ns is None and new:
             found.first_ns = now
             self.enter(found, "decode", now, origin, cache_id, blocks)
+        if found.evicted:
+            found.mark("kvobs.prefix_evicted", now, {"kvobs.blocks": found.evicted})
         self.enter(found, "", now, origin, cache_id, blocks, outcome)
         first = found.first_ns
         trace_id, span_id, sampled = found.span.ids if found.span is not None else _remote_ids(headers_of(request))
@@ -131,27 +136,25 @@ class Desk:
             tpot_ns=(now - first) // (new - 1) if first is not None and new > 1 else None,
             prefill_ns=first - found.arrived_ns if first is not None else None,
             hook_ns=found.hook_ns, trace_id=trace_id, span_id=span_id, sampled=sampled)
-        if found.evicted:
-            found.mark("kvobs.prefix_evicted", now, {"kvobs.blocks": found.evicted})
         totals: dict[str, AttributeValue] = {
             "kvobs.request.preemptions": found.preemptions, "kvobs.kv.recomputed_tokens": found.recomputed}
         if found.span is not None:
             found.span.close(turn, found.marks, totals, None, found.phases)
-        elif found.remote:
-            request.trace_headers = {**headers_of(request), PHASES: told(found)}
         self._emit(turn)
 
 
 def told(found: OpenRequest) -> str:
     """The phases of a request with their events, for the front end, in Unix nanoseconds.
 
-    A list of [name, start, end, [[event, time, attributes], ...]] as JSON.
+    A list of [name, start, end, [[event, time, attributes], ...]] as JSON; a phase that goes on has no end (null).
     """
     shift = found.wall_ns - found.arrived_ns
     phases: list[list[Any]] = [[name, start + shift, end + shift, []] for name, start, end in found.phases]
+    if found.phase:
+        phases.append([found.phase, found.since_ns + shift, None, []])
     for mark in found.marks:
         at = mark.t_ns + shift
-        home = next((phase for phase in phases if phase[1] <= at <= phase[2]), phases[-1])
+        home = next((phase for phase in phases if phase[1] <= at and (phase[2] is None or at <= phase[2])), phases[-1])
         home[3].append([mark.name, at, mark.attributes])
     return json.dumps(phases)
 
