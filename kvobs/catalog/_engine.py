@@ -35,7 +35,8 @@ ROWS: tuple[Row, ...] = (
     counter("kvobs.engine.scrapes", "{scrape}", (*TARGET, "outcome"), "Scrapes of this target: good or failed.",
             "count"),
     counter("kvobs.engine.scrape.dropped", "{sample}", (*TARGET, "reason"),
-            "Samples that were not believed: not_finite, negative (a count), malformed, duplicate, or beyond a bound.",
+            "Samples that were not believed: not_finite, negative, malformed, duplicate, ambiguous (several shares "
+            "where one is meant), or beyond a bound.",
             "count"),
     _state("kvobs.engine.kv.utilization", "1", (*WHO, "pool"),
            "Share of a KV pool in use, as the engine defines it: vLLM and SGLang count blocks that hold a reusable "

@@ -10,6 +10,7 @@ import typer
 from typer.main import get_command
 
 from kvobs import __version__
+from kvobs.cli._bridge import bridge
 from kvobs.cli._catalog import catalog
 from kvobs.cli._demo import demo
 from kvobs.cli._doctor import doctor
@@ -26,7 +27,7 @@ REFUSED = 2
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="KV-cache observability for LLM inference.")
 app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
-for command in (demo, view, explain, whatif, doctor, catalog, export):
+for command in (demo, view, explain, whatif, bridge, doctor, catalog, export):
     app.command()(command)
 
 
