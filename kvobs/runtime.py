@@ -20,11 +20,12 @@ from kvobs.allocator.forecast import Forecast, absent
 from kvobs.allocator.memory_map import Held
 from kvobs.bus import Bus
 from kvobs.config import Config
+from kvobs.discovery import Targets
 from kvobs.exporters import OtelExporter, PrometheusExporter
 from kvobs.flight import FlightRecorder
 from kvobs.guard import OBSERVING, PASSING, Guard
 from kvobs.metrics import Attributes, Metrics, Value
-from kvobs.model import Availability, CacheGone, Event, Source
+from kvobs.model import Availability, CacheGone, Event, ProcessRole, Source
 from kvobs.sources import Wiring, factories
 from kvobs.store import StoreWriter, watched
 
@@ -69,6 +70,8 @@ class Runtime:
         self.prometheus: PrometheusExporter | None = None
         self.store: StoreWriter | None = None
         self.endpoint: str | None = None
+        self.targets: Targets | None = None
+        self._role: ProcessRole | None = None
         self._facts: list[Availability] = []
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
@@ -110,6 +113,8 @@ class Runtime:
             self._guarded("prometheus", self._start_prometheus)
         if self.config.store is not None:
             self._guarded("store", self._start_store)
+            if self.endpoint is not None:
+                self.targets = Targets(self.config.store, self.process_id, self.endpoint)
 
     def _start_thread(self, body: Callable[[], None]) -> None:
         thread = threading.Thread(target=body, name="kvobs-drain", daemon=True)
@@ -146,6 +151,8 @@ class Runtime:
             drained = ready and self.tick(sample=True)
             self.bus.active = False  # the guard may just have resumed
             self._guarded("otlp", self.otel.stop)
+            if self.targets is not None:
+                self._guarded("targets", self.targets.close)
             if self.prometheus is not None:
                 self._guarded("prometheus", self.prometheus.stop)
             if self.store is not None and drained:
@@ -223,6 +230,7 @@ class Runtime:
             if self._running:
                 self._keep_budget(now, events)
             self.metrics.refresh(now)
+            self._keep_target(now, events)
         self._guarded("otlp", self.otel.tick, self.metrics.take_observations())
         points = self._points(now) if due else []
         if self.store is not None:
@@ -254,6 +262,12 @@ class Runtime:
         self.metrics.fold([fact])
         events.append(fact)
 
+    def _keep_target(self, now: int, events: list[Event]) -> None:
+        """Let Prometheus find this process's endpoint, by what the process is."""
+        self._role = next((event for event in reversed(events) if isinstance(event, ProcessRole)), self._role)
+        if self.targets is not None and self._running:
+            self._guarded("targets", self.targets.keep, now, self._role)
+
     def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]]) -> None:
         assert self.store is not None
         self.store.write(events)
@@ -277,7 +291,7 @@ class Runtime:
             return
         self._lifecycle = threading.RLock()
         self.bus.clear()
-        for part in (self.otel, self.prometheus, self.store):
+        for part in (self.otel, self.prometheus, self.store, self.targets):
             if part is not None:
                 self._guarded("fork", part.abandon)
         for source in self.sources:

@@ -39,6 +39,12 @@ def _vllm(wiring: Wiring) -> Source:
     return VllmSource(wiring)
 
 
+def _vllm_front_end(wiring: Wiring) -> Source:
+    from kvobs.sources.vllm import FrontEndSource
+
+    return FrontEndSource(wiring)
+
+
 def _device_allocators(wiring: Wiring) -> Source:
     from kvobs.sources._torch import TorchSource
 
@@ -72,7 +78,8 @@ def _nvidia_devices(_: Wiring) -> Source:
 
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
-    return (_transformers, _vllm, _device_allocators, _cpu_allocations, _c_heap, _machine, _nvidia_devices)
+    return (_transformers, _vllm, _vllm_front_end, _device_allocators, _cpu_allocations, _c_heap, _machine,
+            _nvidia_devices)
 
 
 __all__ = ["Factory", "Wiring", "factories"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvobs.sources.vllm._frontend import FrontEndSource
 from kvobs.sources.vllm._source import VllmSource
 
-__all__ = ["VllmSource"]
+__all__ = ["FrontEndSource", "VllmSource"]
