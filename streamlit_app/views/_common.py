@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import streamlit as st
 
-from kvobs.store import StoreError
+from kvobs.model import Availability
+from kvobs.store import Stored, StoreError
 from streamlit_app import data, units
 
 ALL = "all"
+COLUMNS = 5
 Option = TypeVar("Option", bound=Hashable)
+
+
+class Aged(Protocol):
+    """What a page shows, by how old it is and whose it is; the fields are those of ``data.Live``."""
+
+    @property
+    def age_s(self) -> float | None: ...
+    @property
+    def running(self) -> bool: ...
+    @property
+    def chosen(self) -> int: ...
+    @property
+    def told(self) -> int: ...
+    @property
+    def stale(self) -> list[str]: ...
 
 
 def guarded(draw: Callable[..., None]) -> Callable[..., None]:
@@ -97,7 +114,7 @@ def chart(drawn: Any, absent: str) -> None:
         st.altair_chart(drawn, width="stretch")
 
 
-def staleness(found: data.Live) -> None:
+def staleness(found: Aged) -> None:
     """Say so, visibly, when what is shown is not now."""
     with st.container(key="state"):
         if found.age_s is None:
@@ -116,3 +133,25 @@ def staleness(found: data.Live) -> None:
         if found.told < found.chosen:
             st.caption(f"The figures are of {found.told} of {found.chosen} processes: what an ended one held is held "
                        "no more.")
+
+
+def strip(figures: Sequence[data.Figure], columns: int = COLUMNS) -> None:
+    """Numbers beside each other, each with the very number and its age below; what does not fit goes on below."""
+    for start in range(0, len(figures), columns):
+        for column, figure in zip(st.columns(columns), figures[start:start + columns], strict=False):
+            with column, st.container(key=f"figure-{figure.key}"):
+                st.metric(figure.label, figure.text, help=figure.help)
+                st.caption(figure.raw if figure.age_s is None else f"{figure.raw} · {max(figure.age_s, 0):.1f} s ago")
+
+
+def facts(found: Iterable[Stored[Availability]], names: Mapping[str, str]) -> None:
+    """What can be seen here and what not, and why; ``names`` of the processes where there are several."""
+    st.subheader("What can be seen here, and what not")
+    ordered = sorted(found, key=lambda fact: (fact.record.available, fact.record.subject, fact.process))
+    if ordered:
+        st.table([{"subject": units.plain(fact.record.subject), "seen": "yes" if fact.record.available else "no",
+                   "why": units.plain(fact.record.reason),
+                   **({"process": units.plain(names[fact.process])} if names else {})} for fact in ordered],
+                 hide_index=True)
+    else:
+        st.caption("Nothing was reported yet.")

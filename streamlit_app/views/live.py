@@ -16,7 +16,6 @@ from streamlit_app import charts, data, units
 from streamlit_app.views import _common
 
 RANGES: dict[str, float | None] = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600, "all": None}
-COLUMNS = 5
 
 
 def render(store: str) -> None:
@@ -45,7 +44,7 @@ def _draw(store: str, chosen: str | None, range_s: float | None) -> None:
         st.warning(units.plain(problem))
     _common.staleness(found)
     with st.container(key="strip"):
-        _strip(found.figures)
+        _common.strip(found.figures)
     if found.every_s > 1.5:
         st.caption(f"Charts: each point of a gauge is the last sample of {units.seconds(found.every_s)}, each point of "
                    "a rate the mean over it.")
@@ -54,14 +53,6 @@ def _draw(store: str, chosen: str | None, range_s: float | None) -> None:
     with st.container(key="charts"):
         _charts(found)
     _facts(found)
-
-
-def _strip(figures: list[data.Figure]) -> None:
-    for start in range(0, len(figures), COLUMNS):
-        for column, figure in zip(st.columns(COLUMNS), figures[start:start + COLUMNS], strict=False):
-            with column, st.container(key=f"figure-{figure.key}"):
-                st.metric(figure.label, figure.text, help=figure.help)
-                st.caption(figure.raw if figure.age_s is None else f"{figure.raw} · {max(figure.age_s, 0):.1f} s ago")
 
 
 def _charts(found: data.Live) -> None:
@@ -85,16 +76,8 @@ def _charts(found: data.Live) -> None:
 
 
 def _facts(found: data.Live) -> None:
-    st.subheader("What can be seen here, and what not")
-    several = found.chosen > 1
-    facts = sorted(found.availability, key=lambda fact: (fact.record.available, fact.record.subject, fact.process))
-    if facts:
-        st.table([{"subject": units.plain(fact.record.subject), "seen": "yes" if fact.record.available else "no",
-                   "why": units.plain(fact.record.reason),
-                   **({"process": units.plain(_short(found, fact.process))} if several else {})}
-                  for fact in facts], hide_index=True)
-    else:
-        st.caption("Nothing was reported yet.")
+    several = {one.process: _short(found, one.process) for one in found.processes} if found.chosen > 1 else {}
+    _common.facts(found.availability, several)
     for flight in reversed(found.flights):
         _flight(flight)
 
