@@ -95,6 +95,9 @@ class Runtime:
                 foresee = getattr(source, "foresee", None)
                 if foresee is not None:
                     foresee(self._forecast)
+                ending = getattr(source, "ending", None)
+                if ending is not None:
+                    ending(self.flush)
                 maps = getattr(source, "maps", None)
                 if maps is not None:
                     maps.watch(lambda: watched(self.config.store), self._held, self.config.overhead_percent / 100)

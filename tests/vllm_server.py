@@ -30,7 +30,7 @@ bare.decoder = decoders.ByteLevel()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, bos_token="<s>", eos_token="</s>")
 tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 tokenizer.save_pretrained(sys.argv[1])
-config = LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+config = LlamaConfig(vocab_size=320, hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2, max_position_embeddings=512, bos_token_id=0, eos_token_id=1,
                      torch_dtype="bfloat16")
 config.architectures = ["LlamaForCausalLM"]

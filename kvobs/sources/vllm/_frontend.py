@@ -3,12 +3,14 @@
 Hooked are (0.29 and 0.32): ``OutputProcessor.add_request``, through which every request of ``AsyncLLM`` and
 ``LLMEngine`` goes in its caller's context, complete and not yet sent (each child of ``n > 1``, too);
 ``Starlette.__call__``, which knows an HTTP request's headers before any task of it begins;
-``OutputProcessor.do_tracing``, which writes vLLM's own span; the constructors that say what a process is; and
-``CoreEngineProcManager.shutdown``, see ``GRACE_S``.
+``OutputProcessor.do_tracing``, which writes vLLM's own span; the constructors that say what a process is;
+``CoreEngineProcManager.shutdown``, see ``GRACE_S``; and ``EngineCore.shutdown``, which is the last that an engine core
+does if its workers hang.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import sys
@@ -32,9 +34,9 @@ _log = logging.getLogger("kvobs")
 NAME = "vllm_frontend"
 CONTEXTS, CALLERS, SPANS, ENDING = ("vllm request contexts", "vllm http contexts", "vllm request spans",
                                     "vllm shutdown")
-# Seconds in which an engine core may end by itself: what vLLM grants where nobody names a time. Its servers name 0,
-# and so kill the engine core in the moment in which they ask it to end: what it saw last would be lost.
-GRACE_S = 5.0
+# Seconds that an engine core has at least between being asked to end and being killed. vLLM's servers give it none by
+# default (``--shutdown-timeout 0``): what it saw last would be lost.
+GRACE_S = 2.0
 
 Original = Callable[..., Any]
 Make = Callable[[Original], Original]
@@ -53,6 +55,7 @@ class FrontEndSource:
         self._cancels: list[Callable[[], None]] = []
         self._reasons: dict[str, str] = {}
         self._local = threading.local()  # the phases whose parent is being written
+        self._flush: Callable[[], None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -65,6 +68,7 @@ class FrontEndSource:
             ("vllm.v1.engine.output_processor", CONTEXTS, self._on_requests),
             ("vllm.v1.engine.output_processor", SPANS, self._on_spans),
             ("vllm.v1.engine.utils", ENDING, self._on_ending),
+            ("vllm.v1.engine.core", "", self._on_end),
             ("vllm.v1.engine.async_llm", "", lambda module: self._role(
                 module.AsyncLLM, "api_server", lambda config, _, __: _roles.api_server(config.parallel_config))),
             ("vllm.v1.engine.llm_engine", "", lambda module: self._role(
@@ -104,6 +108,10 @@ class FrontEndSource:
             self._patches.after_fork_in_child()
             self._roles.after_fork_in_child()
         self._local = threading.local()
+
+    def ending(self, flush: Callable[[], None]) -> None:
+        """Be told how to bring all that was seen to the store and the exporters."""
+        self._flush = flush
 
     def _guarded(self, subject: str, patch: Callable[[Any], None]) -> Callable[[ModuleType], None]:
         def call(module: ModuleType) -> None:
@@ -239,3 +247,17 @@ class FrontEndSource:
             return make
 
         self._wrap(module.CoreEngineProcManager, "shutdown", named)
+
+    def _on_end(self, module: Any) -> None:
+        def named(name: str) -> Make:
+            def make(original: Original) -> Original:
+                def shutdown(core: Any, *args: Any, **kwargs: Any) -> Any:
+                    if self._bus.active and self._flush is not None:
+                        # Beside the engine's own end, which waits for its workers and may be cut short.
+                        with contextlib.suppress(RuntimeError):  # no thread begins while the interpreter ends
+                            threading.Thread(target=self._flush, name="kvobs-flush", daemon=True).start()
+                    return original(core, *args, **kwargs)
+                return shutdown
+            return make
+
+        self._wrap(module.EngineCore, "shutdown", named)
