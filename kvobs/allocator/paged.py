@@ -26,23 +26,23 @@ class PagedState(NamedTuple):
     pinned: int = 0
 
 
-def paged_verdict(needs: int, state: PagedState, *, kept: int = 0) -> tuple[str, str]:
+def paged_verdict(needs: int, state: PagedState, *, kept: int = 0, found: int = 0) -> tuple[str, str]:
     """The verdict on a request that needs so many blocks, and one sentence.
 
     Args:
-        needs: blocks beyond those of a prefix that it shares with running requests.
-        kept: blocks that the scheduler keeps free (its watermark).
+        needs: blocks beyond those of its prefix that the pool has already.
+        kept: blocks, free or cached, that the scheduler leaves while others run (its watermark).
+        found: blocks of its prefix that the pool has already; those that nobody holds are not in ``state.cached``.
     """
-    available = state.free + state.cached - kept
-    if needs > state.size - state.pinned:
-        return "CAPACITY", (f"It needs {_blocks(needs)}, and the pool has {state.size - state.pinned:,} in all: it can "
-                            "never be admitted.")
-    if needs > available:
-        return "WAIT", (f"It needs {_blocks(needs)}; {max(available, 0):,} can be had, so running requests, which hold "
-                        f"{state.used:,}, must give back {needs - max(available, 0):,}.")
-    if needs > state.free - kept:
-        evicted = needs - max(state.free - kept, 0)
-        return "RECLAIM", (f"It needs {_blocks(needs)}: {max(needs - evicted, 0):,} free ones and {evicted:,} that are "
+    most, missing = state.size - state.pinned, needs + kept - state.free - state.cached
+    if needs + found > most:
+        return "CAPACITY", (f"It needs {_blocks(needs + found)}, and the pool has {most:,} in all: it can never be "
+                            "admitted.")
+    if missing > 0:
+        return "WAIT", (f"It needs {_blocks(needs)}; {max(needs - missing, 0):,} can be had, so running requests, "
+                        f"which hold {state.used:,}, must give back {min(missing, state.used):,}.")
+    if needs > state.free:
+        return "RECLAIM", (f"It needs {_blocks(needs)}: {state.free:,} free ones and {needs - state.free:,} that are "
                            "evicted from the prefix cache.")
     return "SERVED", f"It needs {_blocks(needs)}, and {state.free:,} are free."
 

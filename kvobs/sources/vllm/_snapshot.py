@@ -110,7 +110,7 @@ class Snapshot:
         needs = self._layout.needs(head, scheduler.max_model_len, hits)
         kept = int(getattr(scheduler.kv_cache_manager, "watermark_blocks", 0) or 0)
         state = PagedState(ledger.size, used, ledger.cached - idle, ledger.free, pinned)
-        verdict, sentence = paged_verdict(needs, state, kept=kept if scheduler.running else 0)
+        verdict, sentence = paged_verdict(needs, state, kept=kept if scheduler.running else 0, found=hits)
         fields = {name: getattr(found, name) for name in found.__struct_fields__}
         return RequestStates(**fields | {"next_request": head.request_id, "next_needs": needs, "next_verdict": verdict,
                                          "next_sentence": sentence})
