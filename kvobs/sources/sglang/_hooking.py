@@ -99,6 +99,13 @@ class Hooking:
         self._unregister(name)
 
     @property
+    def unapplied(self) -> list[str]:
+        """The hooks that were handed to SGLang's registry and that it has not applied."""
+        module = sys.modules.get(_REGISTRY)
+        done = module.HookRegistry._patched if module is not None else ()
+        return sorted(name for name, (_, _, target, _) in self._registered.items() if target not in done)
+
+    @property
     def broken(self) -> list[str]:
         """The hooks that failed and are gone."""
         return sorted(self._broken)

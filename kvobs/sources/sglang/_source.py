@@ -74,6 +74,7 @@ class SglangSource:
             return
         reasons = list(self._missing.values())
         reasons += [f"The hook {name} failed and was detached." for name in self._hooking.broken]
+        reasons += [f"SGLang did not apply the hook {name} of its registry." for name in self._hooking.unapplied]
         yield Availability(SOURCE, not reasons, " ".join(reasons))
         yield from _accounting(engine)
         if engine.unseen:
