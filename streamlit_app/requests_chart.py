@@ -15,19 +15,22 @@ import pandas as pd
 
 from kvobs.model import Blocks, PoolWork, RequestRow
 from streamlit_app import units
-from streamlit_app.memory_chart import CACHE_COLOURS, FIXED, PINNED
+from streamlit_app.memory_chart import AROUND, CACHE_COLOURS, FIXED, LEGEND
+from streamlit_app.memory_data import MORE_CACHES
 from streamlit_app.requests_timeline import Phase, Timeline
 from streamlit_app.requests_words import CAUSES, PHASES, clock, holders, reason_of, wanted
 
 BARS = ("pool", "by session", "by request")
 SESSIONS = 6  # with a colour of their own
-STATES = {"used": FIXED["weights"], "unlisted": FIXED["other"], "pinned": PINNED, "cached": "#E8D9A8",
+STATES = {"used": FIXED["weights"], "unlisted": "#5F6B7A", "pinned": "#A67C52", "cached": "#E8D9A8",
           "free": FIXED["free"], "unexplained": "#7A1F1F"}
+WORDS = {"used": "in use", "unlisted": "of requests not listed", "cached": "cached, held by nobody"}
 MORE, NOBODY, UNLISTED = "more sessions", "no session", "unlisted"
 PHASE_COLOURS = {"queued": "#8A8F98", "prefill": "#0072B2", "decode": "#56B4E9", "preempted": "#D55E00"}
 WAITS = ("queued", "preempted")
 MS = 1_000_000  # of nanoseconds
-STEP, LABEL = 15, 18  # pixels of a row, characters of a request's name
+BAR, COLUMNS = 36, 2  # pixels of a bar of the pool, columns of its legend
+STEP, LABEL = 15, 18  # pixels of a row of the timeline, characters of a request's name
 
 
 class Part(NamedTuple):
@@ -103,7 +106,7 @@ def colours(found: Iterable[Part], sessions: Sequence[str]) -> dict[str, str]:
     """A colour for each thing in the bars, in the order of the legend."""
     used = {part.what for part in found}
     own = {legend_of(name, sessions): CACHE_COLOURS[place] for place, name in enumerate(sessions) if name}
-    every = {"used": STATES["used"], **own, MORE: FIXED["several holders"], NOBODY: "#A3D39C", **STATES}
+    every = {"used": STATES["used"], **own, MORE: FIXED[MORE_CACHES], NOBODY: FIXED["other"], **STATES}
     return {name: colour for name, colour in every.items() if name in used}
 
 
@@ -111,23 +114,25 @@ def pool_bars(found: Sequence[Part], sessions: Sequence[str], block_bytes: int) 
     """The bars; None when the pool has no block."""
     if not found:
         return None
-    colour = colours(found, sessions)
+    colour = {WORDS.get(name, name): shade for name, shade in colours(found, sessions).items()}
     size = sum(part.blocks for part in found if part.bar == BARS[0])
     table = pd.DataFrame([{
-        "bar": part.bar, "what": part.what, "who": part.name, "width": part.width, "place": place,
+        "bar": part.bar, "what": WORDS.get(part.what, part.what), "width": part.width, "place": place,
+        "who": "-" if part.name == part.what else part.name,
         "holds": f"{part.blocks:,} of {size:,} blocks", "share": units.share(part.blocks / size),
         "memory": units.size(part.blocks * block_bytes) if block_bytes else "not told",
     } for place, part in enumerate(found)])
     bars = [name for name in BARS if (table["bar"] == name).any()]
-    return alt.Chart(table).mark_bar(height=24, stroke="#FFFFFF", strokeWidth=0.7).encode(
+    return alt.Chart(table).mark_bar(height=BAR - 10, stroke="#80808080", strokeWidth=0.8).encode(
         x=alt.X("width:Q", title=f"blocks (of {size:,})", stack="zero", axis=alt.Axis(format=",.4~g", tickCount=6),
                 scale=alt.Scale(domain=[0, size], nice=False)),
         y=alt.Y("bar:N", sort=bars, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=90)),
         order="place:Q",
         color=alt.Color("what:N", scale=alt.Scale(domain=list(colour), range=list(colour.values())),
-                        legend=alt.Legend(title=None, orient="bottom", columns=3, labelLimit=200, symbolType="square")),
+                        legend=alt.Legend(title=None, orient="top", columns=COLUMNS, labelLimit=150,
+                                          symbolType="square")),
         tooltip=["what:N", "who:N", "holds:N", "share:N", "memory:N"],
-    ).properties(height=36 * len(bars) + 66 + 20 * -(-len(colour) // 3))
+    ).properties(height=BAR * len(bars) + AROUND + LEGEND * -(-len(colour) // COLUMNS))
 
 
 def short(request: str) -> str:
@@ -158,7 +163,7 @@ def gantt(found: Timeline, slots: int) -> Any:
     domain = [PHASES[name] for name in used] + others
     scale = alt.Scale(domain=domain, range=[PHASE_COLOURS[name] for name in used] + ["#CC79A7"] * len(others))
     x = alt.X("begin:T", title="UTC", axis=alt.Axis(format="%H:%M:%S", labelOverlap="greedy", tickCount=6),
-              scale=alt.Scale(type="utc", nice=False, domain=[found.begin_ns // MS, found.end_ns // MS]))
+              scale=alt.Scale(type="utc", nice=False))
     y = alt.Y("request:N", sort=list(label.values()), title=None, axis=alt.Axis(
         labelLimit=130, ticks=False, labelOverlap=False, labelFontSize=10))
     drawn = alt.Chart(rows).mark_bar().encode(
@@ -168,6 +173,9 @@ def gantt(found: Timeline, slots: int) -> Any:
         size=alt.condition("datum.waits", alt.value(4), alt.value(10)),
         opacity=alt.condition("datum.open", alt.value(0.6), alt.value(1)),
         tooltip=["phase:N", "name:N", "session:N", "from:N", "to:N", "took:N", "held:N", "ended:N"])
+    ends = pd.DataFrame([{"begin": when // MS, "request": next(iter(label.values()))}
+                         for when in (found.begin_ns, found.end_ns)])  # of the axis, whatever is drawn
+    drawn += alt.Chart(ends).mark_point(opacity=0).encode(x="begin:T", y=y)
     if found.marks:
         marks = pd.DataFrame([{
             "begin": one.wall_ns // MS, "request": label[one.record.request], "victim": one.record.request,

@@ -15,12 +15,12 @@ from streamlit_app.requests_data import Growth, Requests, moment
 # Why requests wait, of several and of one; the reasons are those of ``RequestRow``.
 REASONS = {
     "blocks": "the pool has too few blocks", "slots": "as many requests run as may",
-    "tokens": "the token budget of the step is spent", "turn": "others are before it",
-    "grammar": "its grammar is being compiled", "remote_kv": "its KV comes from elsewhere and is not here yet",
-    "stream": "more of its input is still to come", "paused": "the engine is paused",
-    "": "the scheduler has not tried it yet"}
+    "tokens": "the token budget of the step is spent", "turn": "others come first",
+    "grammar": "the grammar is being compiled", "remote_kv": "the KV comes from elsewhere and is not here yet",
+    "stream": "more input is still to come", "paused": "the engine is paused",
+    "": "the scheduler has not tried yet"}
 CAUSES = {"blocks": "the pool had no block left", "reset": "the prefix cache was reset"}
-PHASES = {"queued": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted, waits to come back"}
+PHASES = {"queued": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted, waits"}
 
 
 def reason_of(reason: str, slots: int) -> str:
@@ -162,11 +162,11 @@ def open_rows(states: Stored[RequestStates]) -> list[dict[str, object]]:
 def _open_row(row: RequestRow, states: Stored[RequestStates]) -> dict[str, object]:
     why = "-" if row.state == "running" else reason_of(row.reason, states.record.slots)
     since_s, arrived_s = ((states.wall_ns - when) / SECOND_NS for when in (row.since_ns, row.arrived_ns))
-    return {"request": row.request, "session": row.session or "-", "priority": row.priority, "state": row.state,
-            "waits because": why, "phase": row.phase, "for": units.seconds(since_s),
-            "in the engine for": units.seconds(arrived_s), "blocks": row.blocks,
-            "prompt": row.prompt_tokens, "of it cached": row.cached_tokens, "computed": row.computed_tokens,
-            "new": row.new_tokens, "preemptions": row.preemptions}
+    state = f"{row.state}, {row.phase}" if row.state == "running" else row.state
+    return {"request": row.request, "session": row.session or "-", "state": state, "waits because": why,
+            "for": units.seconds(since_s), "blocks": row.blocks, "prompt": row.prompt_tokens,
+            "of it cached": row.cached_tokens, "computed": row.computed_tokens, "new": row.new_tokens,
+            "preemptions": row.preemptions, "in the engine for": units.seconds(arrived_s), "priority": row.priority}
 
 
 def preemption_rows(found: Iterable[Stored[Preemption]]) -> list[dict[str, object]]:

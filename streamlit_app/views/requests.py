@@ -11,6 +11,7 @@ from streamlit_app.views import _common
 
 RANGES: dict[str, float] = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 TABLE = 420  # pixels
+WIDE = ("request", "waits because", "victim", "cause", "for whom", "held then")
 TOP = 24  # characters of a request in running text
 
 
@@ -116,6 +117,8 @@ def _preemptions(found: requests_data.Requests, reach: str) -> None:
 
 def _table(rows: list[dict[str, object]], none: str) -> None:
     if rows:
-        st.dataframe(rows, hide_index=True, width="stretch", height=min(TABLE, 36 * (len(rows) + 1) + 3))
+        wide = {name: st.column_config.TextColumn(width="medium") for name in WIDE}
+        st.dataframe(rows, hide_index=True, width="stretch", column_config=wide,
+                     height=min(TABLE, 36 * (len(rows) + 1) + 3))
     else:
         st.caption(none)
