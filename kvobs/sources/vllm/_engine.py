@@ -49,7 +49,8 @@ class EngineRecord:
         self._open: dict[str, OpenRequest] = {}
         self._prefilling: dict[str, OpenRequest] = {}
         self._replaying: dict[str, OpenRequest] = {}
-        self._flights: dict[int, int] = {}  # steps that were scheduled, and when
+        # Steps that were scheduled: when, and whether somebody's prefill is in them.
+        self._flights: dict[int, tuple[int, bool]] = {}
         self._stepped_ns = self._told_ns = self._shown_ns = self.hook_ns = 0
         self.failures = self.failures_waiting = self.preemptions = 0
         self.queried = [0, 0]  # first admissions, resumed ones
@@ -84,15 +85,18 @@ class EngineRecord:
     def admitted(self, request: Any, hit_tokens: int) -> None:
         """A waiting or preempted request got its blocks: it runs from now on."""
         resumed = request.num_preemptions > 0
-        self.queried[resumed] += request.num_tokens
-        self.hit[resumed] += hit_tokens
+        if self._looked_up(request):
+            self.queried[resumed] += request.num_tokens
+            self.hit[resumed] += hit_tokens
         found = self._open.get(request.request_id)
         if found is None:
             return
         now = time.monotonic_ns()
+        evicted = self._find_evicted(request, hit_tokens)
         if not found.preemptions:
             found.cached_tokens = hit_tokens
-            self._look_for_evicted(found, hit_tokens)
+            found.recomputed += evicted
+            self.recomputed_evicted += evicted
         elif found.high:
             self._replaying[found.id] = found
         found.refused = False
@@ -101,15 +105,19 @@ class EngineRecord:
         self._desk.enter(found, "prefill", now, self.origin, self.cache_id, self.layout.blocks_of(found.id))
         self._prefilling[found.id] = found
 
-    def _look_for_evicted(self, found: OpenRequest, hit_tokens: int) -> None:
-        """Tokens of the prompt whose blocks were in the prefix cache and had been evicted."""
+    def _looked_up(self, request: Any) -> bool:
+        """Whether the prefix cache was asked: it may be off, or not wanted, or the tokens came otherwise."""
+        return (self._scheduler_now().kv_cache_manager.enable_caching and not request.num_computed_tokens
+                and not getattr(request, "skip_reading_prefix_cache", False))
+
+    def _find_evicted(self, request: Any, hit_tokens: int) -> int:
+        """Tokens that are computed although the prefix cache had them, because their blocks were evicted."""
         size = self.layout.hash_block_size
         evicted = self.ledger.evicted_hashes
         if not size or not evicted:
-            return
-        lost = sum(self.layout.key_of(digest) in evicted for digest in found.request.block_hashes[hit_tokens // size:])
-        found.recomputed += lost * size
-        self.recomputed_evicted += lost * size
+            return 0
+        keys = map(self.layout.key_of, request.block_hashes[hit_tokens // size:])
+        return size * sum(evicted.pop(key, self) is not self for key in keys)  # the cache has them again from now on
 
     def evicted_for(self, request: Any, blocks: int) -> None:
         """Cached blocks lost their content so that this request could have them."""
@@ -163,6 +171,8 @@ class EngineRecord:
     def scheduled(self, scheduler: Any, output: Any, began_ns: int) -> None:
         """A step was planned: who computes how many tokens in it."""
         shares = output.num_scheduled_tokens
+        prefill = any(found.request.num_computed_tokens - shares[name] < found.request.num_tokens
+                      for name, found in self._prefilling.items() if name in shares)
         for request_id, tokens in shares.items():
             found = self._open.get(request_id)
             if found is not None:
@@ -173,7 +183,7 @@ class EngineRecord:
         if shares:
             if len(self._flights) >= MOST_FLIGHTS:
                 self._flights.clear()
-            self._flights[id(output)] = began_ns
+            self._flights[id(output)] = began_ns, prefill
         self._snapshot.look(scheduler, self.refused, output)
         self.tell(force=False)
 
@@ -190,8 +200,7 @@ class EngineRecord:
     def stepped(self, scheduler: Any, output: Any) -> None:
         """A step's tokens are known."""
         now = time.monotonic_ns()
-        began = self._flights.pop(id(output), None)
-        prefill = bool(self._prefilling)
+        began, prefill = self._flights.pop(id(output), (None, False))
         for found in list(self._prefilling.values()):
             request = found.request
             if request.num_output_tokens > found.outputs and request.num_computed_tokens >= request.num_tokens - 1:
@@ -232,14 +241,15 @@ class EngineRecord:
         used = ledger.size - int(ledger.pool.free_block_queue.num_free_blocks) - pinned
         self._emit(Blocks(now, self.origin, self.cache_id, self.block_bytes, used, ledger.cached, ledger.free,
                           ledger.allocations, self.failures, self.preemptions))
+        tails, tail_bytes = layout.tails(scheduler.running, self.block_bytes)
         show = force or now - self._shown_ns >= SHOW_NS
         if show:
             self._shown_ns = now
-            self._snapshot.measure(scheduler, ledger)
+            self._snapshot.audit(scheduler, ledger)
         self._emit(PoolWork(
-            now, self.origin, self.cache_id, pinned, self._snapshot.tail_tokens, self._snapshot.tail_bytes,
-            self._snapshot.unexplained, ledger.evictions, ledger.dropped, ledger.touches, self.queried[0], self.hit[0],
-            self.queried[1], self.hit[1], self.recomputed_preempted, self.recomputed_evicted, self.failures_waiting))
+            now, self.origin, self.cache_id, pinned, tails, tail_bytes, self._snapshot.unexplained, ledger.evictions,
+            ledger.dropped, ledger.touches, self.queried[0], self.hit[0], self.queried[1], self.hit[1],
+            self.recomputed_preempted, self.recomputed_evicted, self.failures_waiting))
         evicted = ledger.take_evictions()
         if evicted is not None:
             ages, idles = evicted

@@ -164,7 +164,10 @@ class EngineHooks:
                     blocks = original(pool, *args, **kwargs)
                     return blocks
                 finally:
-                    ledger.handed_out(blocks)
+                    try:
+                        ledger.handed_out(blocks)
+                    except Exception as error:
+                        self._failed(name, error)
             return get_new_blocks
         return make
 
@@ -272,21 +275,26 @@ class EngineHooks:
                     return original(scheduler, *args, **kwargs)
                 finally:
                     record.resetting = False
+                    try:
+                        record.tell(force=True)  # an idle engine has no next step that would tell it
+                    except Exception as error:
+                        self._failed(name, error)
             return reset_prefix_cache
         return make
 
     def _free_request(self, name: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def free_request(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._bus.active:
-                    try:
-                        record = self._engine(scheduler)
-                        record.ending(request)
-                    except Exception as error:
-                        self._failed(name, error)
-                        return original(scheduler, request, *args, **kwargs)
+                if not self._bus.active:
+                    return original(scheduler, request, *args, **kwargs)
+                try:
+                    record = self._engine(scheduler)
+                    record.ending(request)
+                except Exception as error:
+                    self._failed(name, error)
+                    return original(scheduler, request, *args, **kwargs)
                 result = original(scheduler, request, *args, **kwargs)
-                if self._bus.active and request.request_id in scheduler.requests:
+                if request.request_id in scheduler.requests:
                     record.layout.delayed(request)
                 return result
             return free_request

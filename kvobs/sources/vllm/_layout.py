@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvobs.model import Origin
@@ -64,15 +65,23 @@ class Layout:
         """How many blocks a request holds, those that it shares included."""
         return len(self.table(request_id))
 
-    def tail_tokens(self, request: Any) -> int:
-        """Tokens that fit into a request's last blocks, unused; added up over groups of layers."""
-        tokens = 0
-        computed = int(request.num_computed_tokens)
-        for one in self._by_tokens:
-            table = one.req_to_blocks.get(request.request_id, ())
-            if table:
-                tokens += max(0, len(table) * int(one.block_size) - computed)
-        return tokens
+    def tails(self, requests: Iterable[Any], block_bytes: int) -> tuple[int | None, int | None]:
+        """Tokens that fit into the last blocks of requests, unused, and their bytes; added up over groups of layers.
+
+        Absent where no layer counts tokens.
+        """
+        if not self._by_tokens:
+            return None, None
+        tokens = size = 0
+        for request in requests:
+            computed = int(request.num_computed_tokens)
+            for one in self._by_tokens:
+                table = one.req_to_blocks.get(request.request_id, ())
+                if table:
+                    unused = max(0, len(table) * int(one.block_size) - computed)
+                    tokens += unused
+                    size += unused * block_bytes // int(one.block_size)
+        return tokens, size
 
     def needs(self, request: Any, longest: int, hit_blocks: int) -> int:
         """Blocks for all tokens of a request beyond those found in the prefix cache; estimated."""

@@ -144,9 +144,10 @@ class PoolLedger:
         self.cached += sum(map(is_cached, blocks)) - cached_before
 
     def reset(self) -> None:
-        """The prefix cache was emptied."""
+        """The prefix cache was emptied: what had been evicted before would be gone now as well."""
         self.dropped += self.cached
         self.cached = 0
+        self.evicted_hashes.clear()
 
     def take_evictions(self) -> tuple[Times, Times] | None:
         """Ages and idle times of blocks evicted since the last call; None if there were none."""

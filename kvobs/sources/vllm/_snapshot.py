@@ -39,8 +39,6 @@ class Snapshot:
         # Of the request that the pool refused last: blocks found in the prefix cache, and those that nobody holds.
         self.hits: tuple[str, int, int] = ("", 0, 0)
         self._audit_ns = 0
-        self.tail_tokens: int | None = None
-        self.tail_bytes: int | None = None
         self.unexplained = 0
 
     def look(self, scheduler: Any, refused: tuple[str, bool] | None, output: Any) -> None:
@@ -62,13 +60,9 @@ class Snapshot:
         else:
             self._head_reason = ""
 
-    def measure(self, scheduler: Any, ledger: PoolLedger) -> None:
-        """Count the tails of running requests, and every block of the pool."""
+    def audit(self, scheduler: Any, ledger: PoolLedger) -> None:
+        """Count every block of the pool."""
         layout = self._layout
-        tails = [layout.tail_tokens(request) for request in scheduler.running]
-        self.tail_tokens = sum(tails)
-        size = layout.block_size
-        self.tail_bytes = self.tail_tokens * self._block_bytes // size if size else None
         began = time.monotonic_ns()
         if began < self._audit_ns:
             return
