@@ -128,6 +128,7 @@ class Allocators:
         self._states: dict[str, model.AllocatorState] = {}
         self._polls: dict[str, model.Poll] = {}
         self._counters: dict[tuple[str, str, Attributes], float] = {}
+        self._totals: dict[tuple[str, str, Attributes], float] = {}
         self._gauges: set[str] = set()
 
     def state(self, state: model.AllocatorState) -> None:
@@ -138,14 +139,21 @@ class Allocators:
         """Counters are added by their growth; gauges wait for the refresh."""
         self._polls[poll.source] = poll
         for name, attributes, value in poll.readings:
-            if BY_NAME[name].kind == "gauge":
+            row = BY_NAME[name]
+            if row.kind == "gauge":
                 self._gauges.add(name)
                 continue
             key = (poll.source, name, attributes)
             before = self._counters.get(key, 0)
-            if key in self._counters or len(self._counters) < _READINGS:
-                self._counters[key] = value
-                table.add(name, attributes, value - before if value >= before else value)
+            if key not in self._counters and len(self._counters) >= _READINGS:
+                continue
+            self._counters[key] = value
+            grown = value - before if value >= before else value
+            if row.nature == "scraped":  # another program's: shown only while that program is read
+                self._gauges.add(name)
+                self._totals[key] = self._totals.get(key, 0) + grown
+            else:
+                table.add(name, attributes, grown)
 
     def refresh(self, table: PointTable, now_ns: int) -> None:
         """Write the gauges; a source that stopped reporting has none."""
@@ -158,7 +166,7 @@ class Allocators:
         for poll in _fresh(self._polls, lambda poll: poll.t_ns, now_ns).values():
             for name, attributes, value in poll.readings:
                 if name in polled:
-                    polled[name][attributes] = value
+                    polled[name][attributes] = self._totals.get((poll.source, name, attributes), value)
         for name, points in polled.items():
             table.replace(name, points)
 
