@@ -25,7 +25,7 @@ from kvobs.model import ProcessRole
 
 _log = logging.getLogger("kvobs")
 DIRECTORY = "prometheus-targets"
-SWEEP_NS = 10_000_000_000
+SWEEP_NS = 5_000_000_000
 
 
 def entry(endpoint: str, process: str, role: ProcessRole | None) -> str:
