@@ -113,11 +113,11 @@ def _sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
+def _one_at_a_time(path: Path, what: str = "prepares the model") -> Iterator[None]:
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with stage("Waiting for another process that prepares the model"):
+            with stage(f"Waiting for another process that {what}"):
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file gives the lock back
