@@ -26,6 +26,8 @@ def main() -> None:
         answer[f"retract {tree}"] = retraction(scheduler, tree)
         answer[f"leak {tree}"] = leak(scheduler, tree)
         answer[f"ages {tree}"] = ages(scheduler, tree)
+    answer["sliding"] = [sliding_program(scheduler, seed, asks=True) for seed in range(3)]
+    answer["unasked"] = [sliding_program(scheduler, seed, asks=False) for seed in range(3)]
     answer["registry"] = registry()
     print(json.dumps(answer))
 
@@ -107,6 +109,47 @@ def random_program(scheduler: type, tree: str, page: int, seed: int) -> dict[str
     return {"tree": tree, "page": page, "seed": seed, "steps": steps, "facts": facts, "cache": blocks.origin.cache,
             "pages": world.size // page, "told_evicted": sum(sum(one.ages) for one in seen.all("Evictions")),
             "failed": seen.close()}
+
+
+def sliding_program(scheduler: type, seed: int, *, asks: bool) -> dict[str, Any]:
+    """A model whose layers slide but for some: two pools, of which the sliding one is the smaller.
+
+    ``asks``: before a token is decoded the allocator is asked whether it fits, as SGLang's scheduler does.
+    """
+    from tests.sglang_world import World
+
+    draw, seen, steps = random.Random(f"sliding {seed}"), Seen(), []
+    world = World(scheduler, "sliding", 4, pages=32)
+    world.step()
+    pools = {event.cache_id: event.origin.cache.split("/")[1] for event in seen.all("Blocks")}
+    refused = 0
+    for turn in range(60):
+        does = draw.choice(("admit", "admit", "decode", "decode", "checkpoint", "finish"))
+        if does == "admit" or not world.live:
+            length, family = draw.randint(2, 30), draw.randrange(2)
+            refused += not world.admit(f"r{turn}", [family * 10_000 + at if at < length // 2 else 1_000 * turn + at
+                                                    for at in range(length)])
+        else:
+            name = draw.choice(sorted(world.live))
+            if does == "decode":
+                for _ in range(draw.randint(1, 12)):
+                    if asks and not world.fits():
+                        break
+                    if not world.decode(name):
+                        refused += 1
+                        break
+            else:
+                getattr(world, does)(name)
+        world.step()
+        latest = {pools[event.cache_id]: event for event in seen.all("Blocks")}
+        works = {pools[event.cache_id]: event for event in seen.all("PoolWork")}
+        steps.append({
+            "census": {"full": world.census(), "swa": world.census(sliding=True)}, "refused": refused,
+            "told": {name: [one.used, one.cached, one.free] for name, one in latest.items()},
+            "unexplained": [one.unexplained for one in works.values()],
+            "failures": sum(one.failures for one in latest.values()),
+            "bytes": {name: one.block_bytes for name, one in latest.items()}})
+    return {"steps": steps, "facts": seen.facts(), "failed": seen.close()}
 
 
 def retraction(scheduler: type, tree: str) -> dict[str, Any]:

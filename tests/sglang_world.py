@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+WINDOW = 8
 LAYERS, HEADS, HEAD_DIM, ITEM = 3, 2, 8, 2  # float16
 TOKEN_BYTES = 2 * LAYERS * HEADS * HEAD_DIM * ITEM
 
@@ -51,6 +52,30 @@ def standing_in() -> type:
     return Scheduler
 
 
+def _plain(size: int, page: int) -> tuple[Any, Any]:
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    kv = MHATokenToKVPool(size, page, torch.float16, HEADS, HEAD_DIM, LAYERS, "cpu", False)
+    if page == 1:
+        return kv, TokenToKVPoolAllocator(size, torch.float16, "cpu", kv, False)
+    allocator = PagedTokenToKVPoolAllocator(size, page, torch.float16, "cpu", kv, False)
+    allocator.use_triton_kernels = False
+    return kv, allocator
+
+
+def _sliding(size: int, page: int) -> tuple[Any, Any]:
+    """One layer in three has full attention; the sliding pool has half as many tokens."""
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    kv = SWAKVPool(size, size // 2, page, torch.float16, HEADS, HEAD_DIM, [0, 2], [1], "cpu")
+    allocator = SWATokenToKVPoolAllocator(size, size // 2, page, torch.float16, "cpu", kv, False)
+    for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+        part.use_triton_kernels = False
+    return kv, allocator
+
+
 class World:
     """A pool of ``pages`` pages with a tree; ``live`` maps request ids to real requests."""
 
@@ -58,22 +83,20 @@ class World:
         from sglang.srt.disaggregation.utils import DisaggregationMode
         from sglang.srt.managers.scheduler_components.invariant_checker import SchedulerInvariantChecker
         from sglang.srt.managers.scheduler_components.pool_stats_observer import SchedulerPoolStatsObserver
-        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
         from sglang.srt.mem_cache.radix_cache import RadixCache
         from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
         size = page * pages
         self.page, self.size = page, size
-        self.kv = MHATokenToKVPool(size, page, torch.float16, HEADS, HEAD_DIM, LAYERS, "cpu", False)
-        self.allocator = (TokenToKVPoolAllocator(size, torch.float16, "cpu", self.kv, False) if page == 1 else
-                          PagedTokenToKVPoolAllocator(size, page, torch.float16, "cpu", self.kv, False))
-        self.allocator.use_triton_kernels = False
+        sliding = tree == "sliding"
+        self.kv, self.allocator = _sliding(size, page) if sliding else _plain(size, page)
         self.rows = ReqToTokenPool(16, 4 * size, "cpu", False)
-        params = CacheInitParams(False, self.rows, self.allocator, page, tree_components=(ComponentType.FULL,),
-                                 tree_core_backend="python")
+        components = (ComponentType.FULL, ComponentType.SWA) if sliding else (ComponentType.FULL,)
+        params = CacheInitParams(False, self.rows, self.allocator, page, tree_components=components,
+                                 sliding_window_size=WINDOW if sliding else None, tree_core_backend="python")
         self.tree = (RadixCache if tree == "radix" else UnifiedRadixCache)(params)
         self.live: dict[str, Any] = {}
         self.allocated = 0
@@ -81,12 +104,12 @@ class World:
         self.running = batch
         observer = SchedulerPoolStatsObserver(
             tree_cache=self.tree, token_to_kv_pool_allocator=self.allocator, req_to_token_pool=self.rows,
-            session_controller=SimpleNamespace(sessions={}), hisparse_coordinator=None, is_hybrid_swa=False,
-            is_hybrid_ssm=False, enable_hisparse=False, full_tokens_per_layer=None, swa_tokens_per_layer=None,
+            session_controller=SimpleNamespace(sessions={}), hisparse_coordinator=None, is_hybrid_swa=sliding,
+            is_hybrid_ssm=False, enable_hisparse=False, full_tokens_per_layer=size, swa_tokens_per_layer=size // 2,
             max_total_num_tokens=size)
         self.checker = SchedulerInvariantChecker(
-            is_hybrid_swa=False, is_hybrid_ssm=False, disaggregation_mode=DisaggregationMode.NULL, page_size=page,
-            full_tokens_per_layer=None, swa_tokens_per_layer=None, max_total_num_tokens=size, tree_cache=self.tree,
+            is_hybrid_swa=sliding, is_hybrid_ssm=False, disaggregation_mode=DisaggregationMode.NULL, page_size=page,
+            full_tokens_per_layer=size, swa_tokens_per_layer=size // 2, max_total_num_tokens=size, tree_cache=self.tree,
             token_to_kv_pool_allocator=self.allocator, req_to_token_pool=self.rows, pool_stats_observer=observer,
             get_last_batch=lambda: batch, get_running_batch=lambda: batch, scheduler_stage_metrics=None)
         made = self.scheduler = scheduler_class()
@@ -136,12 +159,18 @@ class World:
         self.allocated += pages if slots is not None else 0
         return slots
 
+    def fits(self) -> bool:
+        """Whether one more page fits, as SGLang's scheduler asks before each decode step."""
+        return bool(self.allocator.check_decode_capacity(num_tokens=self.page, tree_cache=self.tree))
+
     def decode(self, name: str) -> bool:
         """One more token; False where the pool had none."""
         from sglang.srt.mem_cache.common import evict_from_tree_cache
 
         req = self.live[name]
         length = req.kv.kv_allocated_len
+        if self.tree.supports_swa():
+            self.tree.evict_sliding_windows(req, length)
         evict_from_tree_cache(self.tree, self.page if length % self.page == 0 else 0)
         row = self.rows.req_to_token[req.kv.req_pool_idx]
         if self.page == 1:
@@ -196,30 +225,35 @@ class World:
 
     # -- an account of its own -----------------------------------------------------------------------------
 
-    def census(self) -> dict[str, int]:
+    def census(self, *, sliding: bool = False) -> dict[str, int]:
         """Where each page is, by the slots themselves and no counter of the engine; a page in two places fails."""
-        where: dict[int, str] = dict.fromkeys(self.allocator.get_all_free_pages().tolist(), "free")
-        for slots, locked in self._nodes():
+        part = "swa_attn_allocator" if sliding else "full_attn_allocator"
+        allocator = getattr(self.allocator, part, self.allocator)
+        where: dict[int, str] = dict.fromkeys(allocator.get_all_free_pages().tolist(), "free")
+        for slots, locked in self._nodes(int(sliding)):
             for page in {slot // self.page for slot in slots}:
                 assert page not in where, f"page {page} is {where[page]} and in the tree"
                 where[page] = "locked" if locked else "cached"
         for req in self.live.values():
-            row = self.rows.req_to_token[req.kv.req_pool_idx, :req.kv.kv_allocated_len].tolist()
-            for page in {slot // self.page for slot in row}:
-                assert where.get(page) not in ("free", "cached"), f"page {page} of {req.rid} is {where[page]}"
+            row = self.rows.req_to_token[req.kv.req_pool_idx, :req.kv.kv_allocated_len].to(torch.int64)
+            if sliding:  # what has slid out of the window maps to the padding slot
+                row = self.allocator.full_to_swa_index_mapping[row]
+            for page in {slot // self.page for slot in row.tolist() if slot or not sliding}:
+                assert where.get(page) != "free", f"page {page} of {req.rid} is free"
                 where.setdefault(page, "own")
         states = list(where.values())
         counted = {state: states.count(state) for state in ("free", "cached", "locked", "own")}
-        counted["nowhere"] = self.size // self.page - len(where)
+        counted["nowhere"] = allocator.size // self.page - len(where)
         return counted
 
-    def _nodes(self) -> list[tuple[list[int], bool]]:
+    def _nodes(self, component: int) -> list[tuple[list[int], bool]]:
         found, stack = [], [self.tree.root_node]
         while stack:
             node = stack.pop()
             stack += node.children.values()
             if node is self.tree.root_node:
                 continue
-            data = node.component_data[0] if hasattr(node, "component_data") else node
-            found.append((data.value.tolist(), data.lock_ref > 0))
+            data = node.component_data[component] if hasattr(node, "component_data") else node
+            if data.value is not None:
+                found.append((data.value.tolist(), data.lock_ref > 0))
         return found

@@ -7,12 +7,13 @@ pools, HiCache.
 from __future__ import annotations
 
 import ast
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests import sglang_wheel
-from tests.sglang_world import TOKEN_BYTES
+from tests.sglang_world import LAYERS, TOKEN_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,39 @@ def test_block_bytes_are_the_pools(programs: list[dict[str, Any]]) -> None:
         assert program["steps"][0]["told"]["block_bytes"] == TOKEN_BYTES * program["page"]
         name = "TokenToKVPoolAllocator" if program["page"] == 1 else "PagedTokenToKVPoolAllocator"
         assert program["cache"] == f"{name}/full"
+
+
+def test_full_and_sliding_pools_are_told_apart(told: dict[str, Any]) -> None:
+    """Of a model with sliding layers each pool has its own states, bytes and refusals, as its slots say."""
+    for program in told["sliding"]:
+        for step in program["steps"]:
+            for name, slots in step["census"].items():
+                assert slots["nowhere"] == 0
+                assert step["told"][name] == [slots["locked"] + slots["own"], slots["cached"], slots["free"]]
+            assert step["unexplained"] == [0, 0]
+            assert step["failures"] == step["refused"]
+            # One layer has full attention, two slide; pages of four tokens.
+            assert step["bytes"] == {"full": 4 * TOKEN_BYTES // LAYERS, "swa": 4 * TOKEN_BYTES // LAYERS * 2}
+        assert program["facts"] == {"sglang": [True, ""], "sglang accounting": [True, ""]}
+        assert program["failed"] == []
+        assert program["steps"][-1]["refused"]
+
+
+def test_pages_that_sglang_itself_loses_are_said(told: dict[str, Any]) -> None:
+    """Its allocator of two pools loses a page when only one has one (a decode nobody asked for): as many are said."""
+    lost = False
+    for program in told["unasked"]:
+        for before, step in pairwise(program["steps"]):
+            slots = step["census"]
+            known = {name: slots[name]["nowhere"] for name in slots}
+            had = {name: before["census"][name]["nowhere"] for name in slots}
+            for position, name in enumerate(("full", "swa")):
+                # A gap is believed when the second reading has it too, and an idle engine's at once.
+                if had[name] or not known[name]:
+                    assert step["unexplained"][position] == known[name]
+                    lost |= known[name] > 0
+        assert program["failed"] == []
+    assert lost
 
 
 @pytest.mark.parametrize("tree", ["radix", "unified"])
