@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportR
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from kvobs.exporters._environment import Protocol, Signal, number, resource_attributes
 from kvobs.exporters._pusher import Pusher
@@ -141,11 +143,30 @@ class SpanQueue(SpanProcessor):
         return batch
 
 
+class _Ids(IdGenerator):
+    """Ids that no seed of the host repeats (vLLM seeds ``random`` with 0 everywhere) and that do not draw from it."""
+
+    def __init__(self) -> None:
+        self._source = random.SystemRandom()
+
+    def _draw(self, bits: int) -> int:
+        return self._source.randrange(1, 1 << bits)
+
+    def generate_span_id(self) -> int:
+        """64 bits, not all of them 0."""
+        return self._draw(64)
+
+    def generate_trace_id(self) -> int:
+        """128 bits, not all of them 0."""
+        return self._draw(128)
+
+
 class Traces:
     """A private TracerProvider; without an exporter its spans have valid ids and go nowhere."""
 
     def __init__(self, environ: Mapping[str, str], process_id: str, exporter: Any | None, lost: Lost) -> None:
-        self.provider = TracerProvider(resource=resource(environ, process_id), shutdown_on_exit=False)
+        self.provider = TracerProvider(resource=resource(environ, process_id), shutdown_on_exit=False,
+                                       id_generator=_Ids())
         self.queue: SpanQueue | None = None
         if exporter is not None:
             self.queue = SpanQueue(exporter, lost, environ)
