@@ -11,8 +11,9 @@ class PoolWork(msgspec.Struct, frozen=True, gc=False):
     """What a block pool did since it began, told with the ``Blocks`` of the same moment. Counts grow, states do not.
 
     States: ``pinned`` blocks are neither free nor held by a request that is alive (vLLM's null block, blocks that wait
-    for a transfer); ``tail_tokens`` fit into the last blocks of running requests beside what these hold (``tail_bytes``
-    of memory). ``unexplained`` is what the states of all blocks leave of the pool's size, and 0 in a sound pool.
+    for a transfer; what SGLang's sessions hold); ``tail_tokens`` fit into the last blocks of running requests beside
+    what these hold (``tail_bytes`` of memory). ``unexplained`` is what the states of all blocks leave of the pool's
+    size, and 0 in a sound pool.
 
     Counts: ``evictions`` are cached blocks that were given away for new tokens, ``dropped`` those that lost their
     content otherwise (a reset, a failed load); ``touches`` are references that cached blocks got from prefix hits.
@@ -60,10 +61,11 @@ class Evictions(msgspec.Struct, frozen=True, gc=False):
 class Preemption(msgspec.Struct, frozen=True, gc=False):
     """A running request lost its blocks, at the moment when it did.
 
-    ``cause`` is ``blocks`` (the pool had none left for ``wanted_by``, who may be the victim itself) or ``reset`` (an
-    operator's reset of the prefix cache). ``tokens_lost`` were computed and are not any more, unless the prefix cache
-    still has them when the request comes back; ``blocks`` it gave back. ``holders`` says who held most of the pool
-    then, as (request, blocks), the victim included.
+    ``cause`` is ``blocks`` (the pool had none left for ``wanted_by``, who may be the victim itself and is empty where
+    the whole batch asks), ``reset`` (an operator's reset of the prefix cache) or ``forced`` (SGLang's own test of it).
+    ``tokens_lost`` were computed and are not any more, unless the prefix cache still has them when the request comes
+    back; ``blocks`` it gave back. ``holders`` says who held most of the pool then, as (request, blocks), the victim
+    included.
     """
 
     t_ns: int

@@ -45,6 +45,12 @@ def _vllm_front_end(wiring: Wiring) -> Source:
     return FrontEndSource(wiring)
 
 
+def _sglang(wiring: Wiring) -> Source:
+    from kvobs.sources.sglang import SglangSource
+
+    return SglangSource(wiring)
+
+
 def _device_allocators(wiring: Wiring) -> Source:
     from kvobs.sources._torch import TorchSource
 
@@ -78,8 +84,8 @@ def _nvidia_devices(_: Wiring) -> Source:
 
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
-    return (_transformers, _vllm, _vllm_front_end, _device_allocators, _cpu_allocations, _c_heap, _machine,
-            _nvidia_devices)
+    return (_transformers, _vllm, _vllm_front_end, _sglang, _device_allocators, _cpu_allocations, _c_heap,
+            _machine, _nvidia_devices)
 
 
 __all__ = ["Factory", "Wiring", "factories"]

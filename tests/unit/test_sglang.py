@@ -16,7 +16,7 @@ from kvobs import model
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.sources import Wiring
-from kvobs.sources.sglang import SglangSource, _plugin
+from kvobs.sources.sglang import SglangSource, _hooking
 from kvobs.sources.sglang._balance import Tokens, balance, gap_of
 from kvobs.sources.sglang._clock import TickClock
 from kvobs.sources.sglang._hooking import Hooking
@@ -158,12 +158,12 @@ def test_prefixes_count_at_admission() -> None:
     assert (pool.queried, pool.hit, pool.resumed_queried, pool.resumed_hit, pool.recomputed) == (40, 8, 40, 12, 18)
 
 
-def test_the_plugin_never_raises(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An entry point that cannot start kvobs says so in one sentence, and SGLang goes on."""
-    def broken(_: str) -> Any:
-        raise RuntimeError("no room")
+def test_the_plugin_arms_kvobs_through_the_registry_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While SGLang loads the entry point, and only then, what kvobs hooks goes into SGLang's registry."""
+    from kvobs.plugins import _sglang
 
-    monkeypatch.setattr(_plugin.importlib, "import_module", broken)
-    _plugin.plugin()
-    _plugin.plugin()
-    assert "kvobs: this SGLang process is not observed (RuntimeError: no room)" in caplog.text
+    seen: list[bool] = []
+    monkeypatch.setattr(_sglang.autostart, "arm", lambda: seen.append(_hooking._loading))
+    _sglang.plugin()
+    seen.append(_hooking._loading)
+    assert seen == [True, False]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvobs.sources.sglang._plugin import plugin
+from kvobs.sources.sglang._hooking import through_registry
 from kvobs.sources.sglang._source import SglangSource
 
-__all__ = ["SglangSource", "plugin"]
+__all__ = ["SglangSource", "through_registry"]
