@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.peers import http_get
-from tests.support import child_environment, free_port, run_child, wait_until
+from tests.support import ROOT, child_environment, free_port, run_child, wait_until
 
 VARIABLE = "KVOBS_TEST_VLLM"
 BLOCK, BLOCKS, LENGTH, SEQUENCES = 32, 24, 512, 8  # tokens, blocks, tokens, requests at once
@@ -53,6 +59,59 @@ def make_model(directory: Path) -> Path:
     return directory
 
 
+class Span(NamedTuple):
+    """A span that was received; ids are hex, times Unix nanoseconds, events are names."""
+
+    trace: str
+    id: str
+    parent: str
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Any]
+    events: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def receiving() -> Iterator[tuple[str, list[Span]]]:
+    """A receiver of traces over OTLP/HTTP: its address, and the spans that came so far."""
+    found: list[Span] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            if self.path == "/v1/traces":
+                sent = ExportTraceServiceRequest.FromString(body)
+                found.extend(_span(span) for resource in sent.resource_spans for scope in resource.scope_spans
+                             for span in scope.spans)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="otlp-receiver", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", found
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def _span(span: Any) -> Span:
+    attributes = {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes
+                  if one.value.WhichOneof("value") not in (None, "array_value")}
+    return Span(span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.name,
+                span.start_time_unix_nano, span.end_time_unix_nano, attributes,
+                tuple(event.name for event in span.events))
+
+
 class Server:
     """A running server. ``port`` is its HTTP port, ``child`` its first process, ``log`` what it prints."""
 
@@ -73,6 +132,19 @@ class Server:
         except OSError:
             return False
 
+    def asks(self, plan: list[dict[str, Any]]) -> subprocess.Popen[str]:
+        """A client at work (see ``tests.vllm_client``)."""
+        return subprocess.Popen([interpreter(), "-m", "tests.vllm_client", self.url, json.dumps(plan)], cwd=ROOT,
+                                env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+    def asked(self, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What a client saw of all requests of a plan."""
+        return answers(self.asks(plan))
+
+    def running(self) -> float:
+        """How many requests run, as vLLM says."""
+        return sum(values(http_get(f"{self.url}/metrics")[2].decode(), "vllm:num_requests_running").values())
+
     def terminate(self) -> int:
         """Ask it to end as an orchestrator does; returns its exit code."""
         self.child.send_signal(signal.SIGTERM)
@@ -83,6 +155,24 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait(timeout=60)
+
+
+def answers(client: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What a client saw, once it has ended."""
+    out, _ = client.communicate(timeout=300)
+    assert client.returncode == 0
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+def values(exposition: str, name: str) -> dict[str, float]:
+    """The samples of a metric by their labels, as text."""
+    found = {}
+    for line in exposition.splitlines():
+        sample, _, value = line.rpartition(" ")
+        if sample.partition("{")[0] == name:
+            found[sample.removeprefix(name)] = float(value)
+    return found
 
 
 @contextlib.contextmanager
@@ -100,7 +190,7 @@ def serving(model: Path, directory: Path, *options: str, settings: Mapping[str, 
                                  env=environment, cwd=directory, start_new_session=True)
     server = Server(child, port, log)
     try:
-        wait_until(server.healthy, timeout=180, what="vLLM serves")
+        wait_until(server.healthy, timeout=400, what="vLLM serves")
         yield server
     finally:
         server.kill_everything()
