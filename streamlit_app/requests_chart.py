@@ -24,7 +24,7 @@ BARS = ("pool", "by session", "by request")
 SESSIONS = 6  # with a colour of their own
 STATES = {"used": FIXED["weights"], "unlisted": "#5F6B7A", "pinned": "#A67C52", "cached": "#E8D9A8",
           "free": FIXED["free"], "unexplained": "#7A1F1F"}
-WORDS = {"used": "in use", "unlisted": "of requests not listed", "cached": "cached, held by nobody"}
+WORDS = {"used": "in use", "unlisted": "in use, not listed", "cached": "cached, held by nobody"}
 MORE, NOBODY, UNLISTED = "more sessions", "no session", "unlisted"
 PHASE_COLOURS = {"queued": "#8A8F98", "prefill": "#0072B2", "decode": "#56B4E9", "preempted": "#D55E00"}
 WAITS = ("queued", "preempted")
@@ -123,14 +123,14 @@ def pool_bars(found: Sequence[Part], sessions: Sequence[str], block_bytes: int) 
         "memory": units.size(part.blocks * block_bytes) if block_bytes else "not told",
     } for place, part in enumerate(found)])
     bars = [name for name in BARS if (table["bar"] == name).any()]
-    return alt.Chart(table).mark_bar(height=BAR - 10, stroke="#80808080", strokeWidth=0.8).encode(
+    return alt.Chart(table).mark_bar(height=BAR - 10, stroke="#FFFFFF", strokeWidth=0.8).encode(
         x=alt.X("width:Q", title=f"blocks (of {size:,})", stack="zero", axis=alt.Axis(format=",.4~g", tickCount=6),
                 scale=alt.Scale(domain=[0, size], nice=False)),
         y=alt.Y("bar:N", sort=bars, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=90)),
         order="place:Q",
         color=alt.Color("what:N", scale=alt.Scale(domain=list(colour), range=list(colour.values())),
                         legend=alt.Legend(title=None, orient="top", columns=COLUMNS, labelLimit=150,
-                                          symbolType="square")),
+                                          symbolType="square", symbolStrokeWidth=0)),
         tooltip=["what:N", "who:N", "holds:N", "share:N", "memory:N"],
     ).properties(height=BAR * len(bars) + AROUND + LEGEND * -(-len(colour) // COLUMNS))
 
@@ -165,7 +165,7 @@ def gantt(found: Timeline, slots: int) -> Any:
     x = alt.X("begin:T", title="UTC", axis=alt.Axis(format="%H:%M:%S", labelOverlap="greedy", tickCount=6),
               scale=alt.Scale(type="utc", nice=False))
     y = alt.Y("request:N", sort=list(label.values()), title=None, axis=alt.Axis(
-        labelLimit=130, ticks=False, labelOverlap=False, labelFontSize=10))
+        labelLimit=130, ticks=False, labelOverlap=False, labelFlush=False, labelFontSize=10))
     drawn = alt.Chart(rows).mark_bar().encode(
         x=x, x2="end:T", y=y,
         color=alt.Color("phase:N", scale=scale, legend=alt.Legend(title=None, orient="top", columns=2, labelLimit=260,
@@ -173,8 +173,9 @@ def gantt(found: Timeline, slots: int) -> Any:
         size=alt.condition("datum.waits", alt.value(4), alt.value(10)),
         opacity=alt.condition("datum.open", alt.value(0.6), alt.value(1)),
         tooltip=["phase:N", "name:N", "session:N", "from:N", "to:N", "took:N", "held:N", "ended:N"])
+    first = max(found.begin_ns, min(one.begin_ns for one in found.phases))
     ends = pd.DataFrame([{"begin": when // MS, "request": next(iter(label.values()))}
-                         for when in (found.begin_ns, found.end_ns)])  # of the axis, whatever is drawn
+                         for when in (first, found.end_ns)])  # of the axis: it goes on to now
     drawn += alt.Chart(ends).mark_point(opacity=0).encode(x="begin:T", y=y)
     if found.marks:
         marks = pd.DataFrame([{

@@ -176,7 +176,8 @@ def requests(path: str, key: Key, range_s: float, now_ns: int | None = None) -> 
         max(now - told_ns, 0) / data.SECOND_NS, now, _growth(of_pool, BLOCKS, pool, since, began, lost),
         _growth(of_work, WORK, work, since, began, lost), sum(steps) if steps else None,
         timeline(phases, states, lately, phases_from, until, REQUESTS), lately[::-1][:PREEMPTIONS],
-        [fact for fact in reader.availability() if fact.record.subject.startswith((origin.source, BATCHING))])
+        [fact for fact in reader.availability() if fact.record.subject.startswith(
+            BATCHING if origin.source == "transformers" else origin.source)])
 
 
 def moment(process: Process, t_ns: int, otherwise: int) -> int:

@@ -223,20 +223,23 @@ def telling(found: Requests) -> str:
 
 
 def account(found: Requests) -> list[str]:
-    """What the bars of the pool cannot say themselves: blocks that are shared, requests that are not listed."""
+    """What the bars of the pool cannot say themselves: two moments, blocks that are shared, requests left out.
+
+    A pool tells of its blocks more often than of its requests, so the two words are seldom of one moment.
+    """
     if found.pool is None or found.states is None:
         return []
-    used, rows = found.pool.record.used, found.states.record.rows
-    held = sum(row.blocks for row in rows)
+    used, held = found.pool.record.used, sum(row.blocks for row in found.states.record.rows)
     if held == used:
         return []
-    between = (found.pool.record.t_ns - found.states.record.t_ns) / SECOND_NS
-    moments = (f" The pool's word is {units.seconds(abs(between))} {'newer' if between > 0 else 'older'} than the "
-               "requests'." if between else "")
+    later = (found.pool.record.t_ns - found.states.record.t_ns) / SECOND_NS
+    sentences = [] if not later else [
+        f"The requests' word is {units.seconds(abs(later))} {'older' if later > 0 else 'newer'} than the pool's."]
+    sentences.append(f"The listed requests held {held:,} blocks together, and {used:,} are in use.")
     if held > used:
-        return [f"The requests hold {held:,} blocks together and {used:,} are in use: requests share the blocks of a "
-                f"common prefix, so each is drawn with its share of those in use.{moments}"]
-    return [f"{used - held:,} of the {used:,} blocks in use are held by requests that are not listed.{moments}"]
+        sentences.append("Requests share the blocks of a common prefix, so each is drawn with its share of those in "
+                         "use.")
+    return [" ".join(sentences)]
 
 
 def drawn(found: Requests) -> list[str]:

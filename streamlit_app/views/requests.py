@@ -119,6 +119,6 @@ def _table(rows: list[dict[str, object]], none: str) -> None:
     if rows:
         wide = {name: st.column_config.TextColumn(width="medium") for name in WIDE}
         st.dataframe(rows, hide_index=True, width="stretch", column_config=wide,
-                     height=min(TABLE, 36 * (len(rows) + 1) + 3))
+                     height=min(TABLE, 35 * (len(rows) + 1) + 3))
     else:
         st.caption(none)

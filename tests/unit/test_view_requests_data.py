@@ -185,6 +185,18 @@ def test_shared_blocks_are_divided_and_the_rest_is_said_to_be_unlisted() -> None
     assert by_request(20) == [("a", 20, 20), ("b", 20, 20), ("unlisted", 20, 20), *rest]
 
 
+@pytest.mark.parametrize(("held", "at", "says"), [
+    (60, 99, []),
+    (70, 100, ["The listed requests held 70 blocks together, and 60 are in use. Requests share the blocks of a common "
+               "prefix, so each is drawn with its share of those in use."]),
+    (50, 99, ["The requests' word is 1 s older than the pool's. The listed requests held 50 blocks together, and 60 "
+              "are in use."])])
+def test_what_the_bars_cannot_say_is_said(tmp_path: Path, held: int, at: float, says: list[str]) -> None:
+    """Sums that differ are told with both numbers, and two moments are told apart."""
+    write(tmp_path, [states([row("a", blocks=held)], at), pool(100)])
+    assert requests_words.account(looked(tmp_path, at=101)) == says
+
+
 def test_sessions_keep_their_colours() -> None:
     """A session keeps its colour while others come and go, and no two have the same."""
     first = requests_chart.sessions_of([row("1", "anna", blocks=5), row("2", "ben", blocks=9)])
