@@ -1,4 +1,4 @@
-"""A real vLLM server, in the environment that ``KVOBS_TEST_VLLM`` names, with a tiny random model on the CPU."""
+"""A real vLLM server, in the first environment that ``KVOBS_TEST_VLLM`` names, with a tiny random model on the CPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.peers import http_get
 from tests.support import ROOT, child_environment, free_port, run_child, wait_until
+from tests.vllm_engine import WHY_NOT, interpreters
 
-VARIABLE = "KVOBS_TEST_VLLM"
 BLOCK, BLOCKS, LENGTH, SEQUENCES = 32, 24, 512, 8  # tokens, blocks, tokens, requests at once
 
 # A tokenizer of single bytes: the tokens of an ASCII prompt are its characters. The weights are vLLM's dummy ones.
@@ -45,11 +45,11 @@ config.save_pretrained(sys.argv[1])
 
 
 def interpreter() -> str:
-    """The Python of an environment with vLLM and kvobs, or a skip."""
-    found = os.environ.get(VARIABLE)
+    """The first Python of an environment with vLLM and kvobs, or a skip."""
+    found = interpreters()
     if not found:
-        pytest.skip(f"{VARIABLE} names no Python of an environment with vLLM and kvobs.")
-    return found
+        pytest.skip(WHY_NOT)
+    return found[0]
 
 
 def make_model(directory: Path) -> Path:
