@@ -49,6 +49,7 @@ class EngineRecord:
         self._open: dict[str, OpenRequest] = {}
         self._prefilling: dict[str, OpenRequest] = {}
         self._replaying: dict[str, OpenRequest] = {}
+        self._unanswered: dict[str, OpenRequest] = {}  # preempted while their first tokens may be under way
         # Steps that were scheduled: when, and whether somebody's prefill is in them.
         self._flights: dict[int, tuple[int, bool]] = {}
         self._stepped_ns = self._told_ns = self._shown_ns = self.hook_ns = 0
@@ -150,6 +151,8 @@ class EngineRecord:
             self._desk.enter(found, "preempted", now, self.origin, self.cache_id, blocks)
             self._prefilling.pop(found.id, None)
             self._replaying.pop(found.id, None)
+            if found.first_ns is None:
+                self._unanswered[found.id] = found
         self._emit(Preemption(now, self.origin, self.cache_id, request.request_id, session, cause, wanted_by, tokens,
                               blocks, holders))
 
@@ -158,6 +161,7 @@ class EngineRecord:
         found = self._open.pop(request.request_id, None)
         self._prefilling.pop(request.request_id, None)
         self._replaying.pop(request.request_id, None)
+        self._unanswered.pop(request.request_id, None)
         if found is not None:
             self._desk.close(found, self.origin, self.cache_id, self.layout.blocks_of(found.id), self.block_bytes,
                              self.pool_bytes, self.token_bytes)
@@ -201,6 +205,10 @@ class EngineRecord:
         """A step's tokens are known."""
         now = time.monotonic_ns()
         began, prefill = self._flights.pop(id(output), (None, False))
+        for found in list(self._unanswered.values()):
+            if found.request.num_output_tokens:
+                found.first_ns = now
+                del self._unanswered[found.id]
         for found in list(self._prefilling.values()):
             request = found.request
             if request.num_output_tokens > found.outputs and request.num_computed_tokens >= request.num_tokens - 1:
@@ -264,7 +272,7 @@ class EngineRecord:
         for found in self._open.values():
             if found.span is not None:
                 found.span.span.end()
-        self._open, self._prefilling, self._replaying = {}, {}, {}
+        self._open, self._prefilling, self._replaying, self._unanswered = {}, {}, {}, {}
         return cut
 
     def _scheduler_now(self) -> Any:
