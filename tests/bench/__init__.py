@@ -12,5 +12,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # What is measured is the default: no setting of the caller's shell reaches it.
-for _name in [name for name in os.environ if name.startswith(("KVOBS_", "OTEL_")) and "BENCH" not in name]:
+for _name in [name for name in os.environ if name.startswith(("KVOBS_", "OTEL_"))
+              and not name.startswith(("KVOBS_BENCH_", "KVOBS_TEST_"))]:
     del os.environ[_name]

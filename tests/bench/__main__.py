@@ -29,6 +29,7 @@ from tests.bench import (
     scrape,
     vgpu,
     view,
+    vllm,
 )
 from tests.bench._rows import Measurement, Plan, Progress, Row
 from tests.bench._table import show, write_json
@@ -38,7 +39,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
     "children": children.measure, "explain": explain.measure, "probe": probe.measure,
-    "vgpu": vgpu.measure,
+    "vgpu": vgpu.measure, "vllm": vllm.measure,
 }
 
 

@@ -62,8 +62,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one kind of machine for which there are wheels."""
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one kind of machine for which there are wheels, and a cache directory of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
@@ -163,10 +164,8 @@ def test_another_kind_of_machine_is_one_sentence(monkeypatch: pytest.MonkeyPatch
     assert err.count("\n") == 1
 
 
-def test_without_a_terminal_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_nobody_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a script without --yes the demo refuses at once, with what it would have asked."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert run_vllm() == 2
     question, refusal = capsys.readouterr().err.splitlines()
     assert "2.2 GB" in question

@@ -122,7 +122,9 @@ def environment(directory: Path | None, *, consent: Callable[[str], bool]) -> tu
                         "(--engine-env DIR), or in one that it makes when it is told --yes.")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(directory.parent / f".{directory.name}.lock", "makes the environment"):
+        lock = models_directory().parent / "environments.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(lock, "makes an environment"):
             if not (found := look(directory)).ready:  # another process may have made it meanwhile
                 _make(directory)
                 found = look(directory)
