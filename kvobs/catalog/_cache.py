@@ -60,7 +60,7 @@ ROWS: tuple[Row, ...] = (
     counter("kvobs.step.tokens", "{token}", ("model", "device", "phase"), "Token positions computed.",
             "rows x query length per step"),
     counter("kvobs.turns", "{turn}", ("model", "outcome"), "Generate calls and requests that ended.",
-            "count by outcome: ok, error, cancelled, out_of_memory"),
+            "count by outcome: ok, error, cancelled, out_of_memory; stopped (vLLM: by a stop string, or cancelled)"),
     histogram("gen_ai.server.request.duration", "s", GEN_AI, REQUEST_BUCKETS, "Duration of generate calls.",
               "end - start of the call"),
     histogram("gen_ai.server.time_to_first_token", "s", GEN_AI, TTFT_BUCKETS, "Time to the first token.",

@@ -32,9 +32,16 @@ _PHASES_LIMIT = 64
 _OUTCOMES = {"FINISHED_ABORTED": "cancelled", "FINISHED_ERROR": "error", "FINISHED_IGNORED": "error"}
 
 
-def outcome_of(status: Any) -> str:
-    """How a request with this finished status ended, in a turn's words."""
-    return _OUTCOMES.get(getattr(status, "name", ""), "ok")
+def outcome_of(request: Any) -> str:
+    """How a request that ended did, in a turn's words.
+
+    A stop string is found in the front end, which then aborts the request in the engine core, just as when the client
+    goes away: of a request that has stop strings the engine core cannot know which it was.
+    """
+    outcome = _OUTCOMES.get(getattr(request.status, "name", ""), "ok")
+    if outcome == "cancelled" and getattr(getattr(request, "sampling_params", None), "stop", None):
+        return "stopped"
+    return outcome
 
 
 def headers_of(request: Any) -> dict[str, str]:
@@ -117,7 +124,7 @@ class Desk:
               pool_bytes: int, token_bytes: int) -> None:
         """The request ended: emit its turn and end its span, or hand its phases to the front end."""
         request, now = found.request, time.monotonic_ns()
-        outcome, new = outcome_of(request.status), request.num_output_tokens
+        outcome, new = outcome_of(request), request.num_output_tokens
         if found.first_ns is None and new:
             found.first_ns = now
             self.enter(found, "decode", now, origin, cache_id, blocks)
