@@ -148,7 +148,7 @@ def failing() -> dict[str, Any]:
     from kvobs.sources.vllm._pool import PoolLedger
 
     llm = engine(tiny())
-    expected = generate(llm, PROMPTS[:4], greedy(40))
+    expected = generate(llm, PROMPTS[:4], greedy(30))
     found: dict[str, Any] = {"expected": expected}
     for name in ("handed_out", "forgot", "touching", "freed"):
         llm.reset_prefix_cache()
@@ -161,9 +161,9 @@ def failing() -> dict[str, Any]:
         setattr(PoolLedger, name, broken)
         try:
             handle = observe()
-            tokens = generate(llm, PROMPTS[:4], greedy(40))
+            tokens = generate(llm, PROMPTS[:4], greedy(30))
             generate(llm, PROMPTS[:1], greedy(1))  # a hit
-            generate(llm, PROMPTS[4:], greedy(40))  # evictions
+            generate(llm, PROMPTS[4:], greedy(30))  # evictions
             found[name] = {"tokens": tokens, "availability": availability(handle),
                            "failed": [event["hook"] for event in events(mark, "HookFailed")]}
         finally:
@@ -178,7 +178,7 @@ def priorities() -> dict[str, Any]:
     observe()
     mark = len(LOG)
     llm = engine(tiny(), scheduling_policy="priority")
-    outputs = generate(llm, PROMPTS, greedy(100), priority=[3, 0, 5, 1, 7, 2, 6, 4])
+    outputs = generate(llm, PROMPTS, greedy(40), priority=[3, 0, 5, 1, 7, 2, 6, 4])
     return told(BOOKS[-1], mark) | {"outputs": outputs}
 
 
@@ -197,10 +197,10 @@ def sliding() -> dict[str, Any]:
     """A model of two groups of layers: one with a sliding window, one without."""
     observe()
     mark = len(LOG)
-    model = tiny("gemma", num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
-                 sliding_window=64, query_pre_attn_scalar=32)
+    model = tiny("sliding", num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
+                 sliding_window=64)
     llm = engine(model, num_gpu_blocks_override=32, max_model_len=256)
-    outputs = generate(llm, [prompt(150, seed, shared=70) for seed in range(5)], greedy(60))
+    outputs = generate(llm, [prompt(150, seed, shared=70) for seed in range(5)], greedy(50))
     groups = [[type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size, len(group.layer_names)] for group in
               llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups]
     return told(BOOKS[-1], mark) | {"outputs": outputs, "groups": groups,

@@ -5,6 +5,7 @@ Runs in the Python that has vLLM, the engine in the same process.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections import deque
@@ -22,6 +23,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from vllm.v1.core import block_pool, kv_cache_manager
 from vllm.v1.core.sched import async_scheduler, scheduler
 from vllm.v1.engine import core, llm_engine, output_processor
@@ -46,14 +48,11 @@ def attributes() -> dict[tuple[str, str], int]:
 
 def tiny(name: str = "llama", **changes: Any) -> str:
     """A directory with a random model of two layers."""
-    kinds = {"llama": (transformers.LlamaConfig, "LlamaForCausalLM"),
-             "gemma": (transformers.Gemma3TextConfig, "Gemma3ForCausalLM")}
-    make, architecture = kinds[name]
     shape = {"vocab_size": WORDS, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "bos_token_id": 0, "eos_token_id": 1,
-             "pad_token_id": 2, "max_position_embeddings": 1024, "dtype": "bfloat16"}
-    config = make(**shape | changes)
-    config.architectures = [architecture]
+             "max_position_embeddings": 1024, "dtype": "bfloat16"}
+    config = transformers.LlamaConfig(**shape | changes)
+    config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(HERE / name)
     return str(HERE / name)
 
@@ -188,6 +187,21 @@ def stored(directory: str) -> dict[str, Any]:
             "phases": [plain(one.record) for one in phases(reader)]}
 
 
+class _Counted(IdGenerator):
+    """Ids one after another: those of ``random`` come again, because vLLM seeds it for each engine."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def generate_span_id(self) -> int:
+        """The next one."""
+        return next(self._numbers)
+
+    def generate_trace_id(self) -> int:
+        """The next one."""
+        return next(self._numbers)
+
+
 def watch_everything() -> None:
     """Every call of the engine tells the pool's state, and what is published is kept."""
     from kvobs.sources.vllm import _engine
@@ -200,6 +214,6 @@ def watch_everything() -> None:
         original(bus, event)
 
     Bus.publish = publish  # type: ignore[method-assign]
-    provider = TracerProvider()
+    provider = TracerProvider(id_generator=_Counted())
     provider.add_span_processor(SimpleSpanProcessor(SPANS))
     trace.set_tracer_provider(provider)
