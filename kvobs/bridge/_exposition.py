@@ -21,7 +21,7 @@ NOT_FINITE, MALFORMED, DUPLICATE, BOUND = "not_finite", "malformed", "duplicate"
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*')
 _END = re.compile(r"[ \t]*(?:,[ \t]*)?}")
-_NUMBER = r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[iI]nf(?:inity)?|INF|[nN][aA][nN])"
+_NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[iI]nf(?:inity)?|INF|[nN][aA][nN])"
 _VALUE = re.compile(rf"[ \t]*({_NUMBER})(?:[ \t]+{_NUMBER})?[ \t]*(?:# \{{.*)?")
 _ESCAPE = re.compile(r'\\([\\n"])')
 _UNESCAPED = {"\\": "\\", "n": "\n", '"': '"'}

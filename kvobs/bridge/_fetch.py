@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
-import time
+import threading
 import urllib.parse
 import zlib
 from collections.abc import Iterator
@@ -70,7 +70,8 @@ class Fetcher:
         self.timeout_s = timeout_s
         self.openmetrics = False
         self._connection: http.client.HTTPConnection | None = None
-        self._deadline = 0.0
+        self._socket: socket.socket | None = None  # the connection forgets it once the body begins
+        self._late = False
 
     def fetch(self) -> Iterator[bytes]:
         """The page's bytes, unpacked, as they arrive; ``openmetrics`` is known once the first are there.
@@ -78,29 +79,45 @@ class Fetcher:
         Raises:
             FetchError: it cannot be had, is too large or too slow, or ended before its end.
         """
-        self._deadline = time.monotonic() + self.timeout_s
+        self._late = False
+        # The socket's own time limit begins anew with every byte, be it of a header or of the body.
+        limit = threading.Timer(self.timeout_s, self._end_late)
+        limit.daemon = True
+        limit.start()
         try:
             yield from self._pages(self.target.path, MAX_REDIRECTS)
-        except TimeoutError:
-            raise FetchError(f"{self.target.name} did not answer in full within {self.timeout_s:g} s.") from None
-        except http.client.HTTPException as error:
-            raise FetchError(f"The answer of {self.target.name} is not HTTP ({type(error).__name__}).") from None
-        except zlib.error:
-            raise FetchError(f"The answer of {self.target.name} is not what its gzip header says.") from None
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise FetchError(f"{self.target.name} cannot be reached ({reason.lower()}).") from None
+            if self._late:
+                raise TimeoutError
+        except Exception as error:  # on an answer that is cut short, http.client may raise anything
+            raise self._told(error) from None
         finally:
+            limit.cancel()
             self.abort()
 
     def abort(self) -> None:
         """Close the connection: whoever reads from it stops."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        (connection, self._connection), (ours, self._socket) = (self._connection, None), (self._socket, None)
+        if ours is not None:
             with contextlib.suppress(OSError):
-                if connection.sock is not None:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(ours, socket.SHUT_RDWR)  # not TLS' own, which a reader would not survive
+        if connection is not None:
             connection.close()
+
+    def _end_late(self) -> None:
+        self._late = True
+        self.abort()
+
+    def _told(self, error: Exception) -> FetchError:
+        name = self.target.name
+        if self._late or isinstance(error, TimeoutError):
+            return FetchError(f"{name} did not answer in full within {self.timeout_s:g} s.")
+        if isinstance(error, FetchError):
+            return error
+        if isinstance(error, zlib.error):
+            return FetchError(f"The answer of {name} is not what its gzip header says.")
+        if isinstance(error, OSError) and not isinstance(error, http.client.HTTPException):
+            return FetchError(f"{name} cannot be reached ({(error.strerror or type(error).__name__).lower()}).")
+        return FetchError(f"The answer of {name} is not HTTP ({type(error).__name__}).")
 
     def _pages(self, path: str, redirects: int) -> Iterator[bytes]:
         response = self._ask(path)
@@ -125,6 +142,10 @@ class Fetcher:
     def _ask(self, path: str) -> http.client.HTTPResponse:
         kind = http.client.HTTPSConnection if self.target.scheme == "https" else http.client.HTTPConnection
         connection = self._connection = kind(self.target.host, self.target.port, timeout=self.timeout_s)
+        connection.connect()
+        self._socket = connection.sock
+        if self._late:
+            raise TimeoutError
         connection.request("GET", path, headers={"Accept": ACCEPT, "Accept-Encoding": "gzip", "Connection": "close",
                                                  "User-Agent": "kvobs-bridge"})
         return connection.getresponse()
@@ -145,8 +166,6 @@ class Fetcher:
         while chunk := response.read1(CHUNK):
             got += len(chunk)
             yield chunk
-            if time.monotonic() > self._deadline:
-                raise TimeoutError
         if expected is not None and got < expected:
             raise FetchError(f"The answer of {self.target.name} ended early.")
 

@@ -40,7 +40,7 @@ def test_a_well_formed_line_is_one_sample(line: str) -> None:
 @pytest.mark.parametrize("line", [
     "m\n", "m{a=\"b\"}\n", "m{a=\"b\" 1\n", "m{a=b} 1\n", "m{a=\"b\"c=\"d\"} 1\n", "m{,} 1\n", "m{a=\"b\",,} 1\n",
     "m{a=\"b\",a=\"c\"} 1\n", "m 1_000\n", "m 0x10\n", "m one\n", "m 1 2 3\n", "{m=\"a\"} 1\n", "1m 1\n", "m-1 2\n",
-    "<html>\n", "m{a=\"\xe9\"} 1\n".encode("latin-1").decode("utf-8", "surrogateescape"),
+    "<html>\n", f"m {'1' * 60_000}x\n", "m{a=\"\xe9\"} 1\n".encode("latin-1").decode("utf-8", "surrogateescape"),
 ])
 def test_a_malformed_line_is_dropped_and_counted(line: str) -> None:
     """What the format does not allow gives no sample and one count, and the next line is read."""

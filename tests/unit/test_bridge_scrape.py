@@ -118,16 +118,18 @@ def test_nobody_there_is_one_sentence() -> None:
     assert "cannot be reached (connection refused)" in refusal(f"http://127.0.0.1:{free_port()}")
 
 
-def test_an_answer_that_takes_too_long_is_refused(page: Page) -> None:
-    """A server that sends a little again and again is given up at the deadline, not once per piece."""
+@pytest.mark.parametrize(("head", "piece"), [
+    (b"HTTP/1.1 200 OK\r\n\r\n", b"# x\n"), (b"HTTP/1.1 200 OK\r\n", b"X"),
+    (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"x")])
+def test_an_answer_that_takes_too_long_is_refused(page: Page, head: bytes, piece: bytes) -> None:
+    """A server that sends a little again and again is given up at the deadline, wherever in its answer it is."""
     stop = threading.Event()
 
     def drip(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.end_headers()
+        request.wfile.write(head)
         while not stop.wait(0.01):
             try:
-                request.wfile.write(b"# x\n")
+                request.wfile.write(piece)
             except OSError:
                 return
 
