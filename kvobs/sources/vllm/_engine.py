@@ -60,7 +60,7 @@ class EngineRecord:
         self.refused: tuple[str, bool] | None = None  # whom the pool refused last in this step, and whether it waited
         self.resetting = False
         self.epoch = ledger.epoch
-        weakref.finalize(scheduler, _gone, emit, self.cache_id).atexit = False
+        self.end = weakref.finalize(scheduler, _gone, emit, self.cache_id)
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -268,12 +268,12 @@ class EngineRecord:
 
     def cut(self) -> int:
         """Requests that were open in a pause cannot be told as a whole: forget them; returns how many."""
-        cut = len(self._open)
-        for found in self._open.values():
+        cut = list(self._open.values())
+        self._open, self._prefilling, self._replaying, self._unanswered = {}, {}, {}, {}
+        for found in cut:
             if found.span is not None:
                 found.span.span.end()
-        self._open, self._prefilling, self._replaying, self._unanswered = {}, {}, {}, {}
-        return cut
+        return len(cut)
 
     def _scheduler_now(self) -> Any:
         scheduler = self._scheduler()

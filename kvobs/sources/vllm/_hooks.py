@@ -47,6 +47,7 @@ class EngineHooks:
         self._ledgers: dict[int, PoolLedger] = {}
         self._engines: dict[int, EngineRecord] = {}  # by scheduler
         self._by_manager: dict[int, EngineRecord] = {}
+        self._ends: list[weakref.finalize[Any, Any]] = []  # of schedulers and pools: what is to be done then
         self.reason = NOT_THERE
         self.cut = 0  # requests that are not told because a pause fell into them
 
@@ -64,9 +65,11 @@ class EngineHooks:
             self._cancel = None
         self._bus = Bus(0)
         self._bus.active = False
-        for record in self._engines.values():
+        for record in list(self._engines.values()):  # the engine may be at work
             record.cut()
-        self._ledgers, self._engines, self._by_manager = {}, {}, {}
+        for end in self._ends:  # an engine may outlive many observations of it
+            end.detach()
+        self._ledgers, self._engines, self._by_manager, self._ends = {}, {}, {}, []
 
     def availability(self) -> Iterable[Availability]:
         """Whether the engine core is observed, and whether its counts were found wrong."""
@@ -103,7 +106,7 @@ class EngineHooks:
         found = self._ledgers.get(id(pool))
         if found is None:
             found = self._ledgers[id(pool)] = PoolLedger(pool, self._bus.epoch)
-            weakref.finalize(pool, self._ledgers.pop, id(pool), None).atexit = False
+            self._at_end(weakref.finalize(pool, self._ledgers.pop, id(pool), None))
         elif found.epoch != self._bus.epoch:
             found.resume(self._bus.epoch)
         return found
@@ -114,13 +117,18 @@ class EngineHooks:
             manager = scheduler.kv_cache_manager
             found = EngineRecord(scheduler, self._ledger(manager.block_pool), self._desk, self._emit)
             self._engines[id(scheduler)] = self._by_manager[id(manager)] = found
-            weakref.finalize(scheduler, self._engines.pop, id(scheduler), None).atexit = False
-            weakref.finalize(manager, self._by_manager.pop, id(manager), None).atexit = False
+            self._at_end(found.end, weakref.finalize(scheduler, self._engines.pop, id(scheduler), None),
+                         weakref.finalize(manager, self._by_manager.pop, id(manager), None))
         elif found.epoch != self._bus.epoch:
             found.epoch = self._bus.epoch
             self._ledger(scheduler.kv_cache_manager.block_pool)
             self.cut += found.cut()
         return found
+
+    def _at_end(self, *ends: weakref.finalize[Any, Any]) -> None:
+        for end in ends:
+            end.atexit = False
+        self._ends = [end for end in self._ends if end.alive] + list(ends)
 
     # -- ways to hook ----------------------------------------------------------------------------------
 
