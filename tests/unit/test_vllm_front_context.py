@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,15 @@ def test_the_context_reaches_tasks_that_outlive_the_handler() -> None:
         return list(await asyncio.gather(*tasks))
 
     assert [found and found["kvobs-session"] for found in asyncio.run(serve())] == ["s0", "s1", "s2"]
+
+
+def test_a_session_id_that_is_no_utf8_can_be_sent() -> None:
+    """Half a surrogate pair, which no UTF-8 has, does not make vLLM's message of the request fail."""
+    with kvobs.session("a\ud800b"):
+        found = headers_of(None, tracing=False)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == found
+    assert found is not None
+    assert found["kvobs-session"] == "a\\ud800b"
 
 
 def test_a_long_session_id_is_cut() -> None:

@@ -66,7 +66,9 @@ def headers_of(given: Mapping[str, str] | None, *, tracing: bool) -> dict[str, s
         _trace_context.inject(headers, current if known or call is None else call)
     scope = sessions.current() or _scope_of(call)
     if scope is not None:
-        headers[SESSION], headers[PRIORITY] = scope.id[:MOST_CHARACTERS], scope.priority
+        # vLLM sends it as UTF-8 and would refuse a request whose headers are none.
+        shown = scope.id[:MOST_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+        headers[SESSION], headers[PRIORITY] = shown, scope.priority
     if tracing:
         headers[SPANS] = FRONT_END
     return headers or None

@@ -64,7 +64,7 @@ class FrontEndSource:
         if self._patches is not None:
             return
         self._patches, self._roles = Patches(NAME, emit), _roles.Roles(emit)
-        self._cancels = [when_imported(module, self._guarded(subject, patch)) for module, subject, patch in (
+        for module, subject, patch in (
             ("vllm.v1.engine.output_processor", CONTEXTS, self._on_requests),
             ("vllm.v1.engine.output_processor", SPANS, self._on_spans),
             ("vllm.v1.engine.utils", ENDING, self._on_ending),
@@ -78,7 +78,8 @@ class FrontEndSource:
             ("vllm.v1.worker.worker_base", "", lambda module: self._role(
                 module.WorkerBase, "worker", lambda config, args, kwargs: _roles.worker(
                     config.parallel_config, args[2] if len(args) > 2 else kwargs["rank"]))),
-        )]
+        ):  # a patch may wait for further modules
+            self._cancels.append(when_imported(module, self._guarded(subject, patch)))
 
     def uninstall(self) -> None:
         """Restore what was patched; wrappers that somebody kept pass through."""
