@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
+from opentelemetry import trace
 
+from kvobs.bus import Bus
 from kvobs.catalog import EVICTION_BOUNDS_NS
+from kvobs.config import Config
+from kvobs.sessions import Names, TurnNumbers
+from kvobs.sources import Wiring
+from kvobs.sources._patch import Patches
 from kvobs.sources.vllm import _pool
+from kvobs.sources.vllm._hooks import EngineHooks
+from kvobs.sources.vllm._requests import Desk
 from tests.vllm_pool import Pool, Watched
 
 
@@ -122,6 +131,21 @@ def test_the_ledger_does_not_keep_its_pool_alive() -> None:
     del pool
     gc.collect()
     assert ledger.pool is None
+
+
+def test_an_observation_that_ended_leaves_nothing_with_the_pool() -> None:
+    """The pool lives on when kvobs is taken out, and keeps nothing that was known of it."""
+    pool, events = Pool(3), list[object]()
+    wiring = Wiring(Config(), Bus(10), lambda: trace.get_tracer("kvobs"))
+    desk = Desk(wiring.tracer, events.append, Names("off"), TurnNumbers())
+    hooks = EngineHooks(wiring, events.append, Patches("vllm", events.append), desk)
+    known = weakref.ref(hooks._ledger(pool))
+    assert known() is not None
+    hooks.uninstall()
+    del hooks
+    gc.collect()
+    assert known() is None
+    assert len(pool.blocks) == 3
 
 
 def test_tables_of_several_groups_are_flattened() -> None:

@@ -222,7 +222,7 @@ class EngineRecord:
             self._emit(Step(now, now - max(began, self._stepped_ns), self.take_hook_ns(), self.origin, self.cache_id,
                             prefill, tokens, held, self.pool_bytes, self.pool_bytes, 0, tokens * self.token_bytes, 0))
         self._stepped_ns = now
-        self.tell(force=not scheduler.running)
+        self.tell(force=not scheduler.has_unfinished_requests())  # nothing would tell the end of it later
 
     def take_hook_ns(self) -> int:
         """Time the hooks took since the last call."""

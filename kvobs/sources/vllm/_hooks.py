@@ -73,7 +73,7 @@ class EngineHooks:
 
     def availability(self) -> Iterable[Availability]:
         """Whether the engine core is observed, and whether its counts were found wrong."""
-        drift = sum(ledger.drift for ledger in self._ledgers.values())
+        drift = sum(ledger.drift for ledger in list(self._ledgers.values()))
         reason = self.reason
         if not reason and drift:
             reason = f"Counting all blocks anew found {drift:,} that changed unseen; the counts were put right."
@@ -349,7 +349,8 @@ class EngineHooks:
             (scheduler, "_free_request", self._free_request, True),
             (scheduler, "_free_blocks", around(lambda o, request, *a, **k: self._engine(o).layout.released(request),
                                                lambda o, seen, result, *a, **k: None), True),
-            (scheduler, "finish_requests", around(lambda o, *a, **k: self._engine(o),
-                                                  lambda o, record, result, *a, **k: record.tell(force=True)), True),
+            (scheduler, "finish_requests", around(
+                lambda o, *a, **k: self._engine(o),
+                lambda o, record, *a, **k: record.tell(force=not o.has_unfinished_requests())), True),
             (scheduler, "reset_prefix_cache", self._reset, True),
         ]

@@ -35,7 +35,7 @@ class Snapshot:
         self._cache_id = cache_id
         self._block_bytes = block_bytes
         self._head_reason = ""
-        self._head: Any = None
+        self._head = ""
         # Of the request that the pool refused last: blocks found in the prefix cache, and those that nobody holds.
         self.hits: tuple[str, int, int] = ("", 0, 0)
         self._audit_ns = 0
@@ -44,10 +44,10 @@ class Snapshot:
     def look(self, scheduler: Any, refused: tuple[str, bool] | None, output: Any) -> None:
         """A step was planned: why is the first one in the queue not in it?"""
         head = next(waiting(scheduler), None)
-        self._head = head
         if head is None:
-            self._head_reason = ""
+            self._head = self._head_reason = ""
             return
+        self._head = head.request_id
         running, most = len(scheduler.running), slots(scheduler)
         if str(getattr(getattr(scheduler, "_pause_state", None), "name", "UNPAUSED")) != "UNPAUSED":
             self._head_reason = "paused"
@@ -113,7 +113,7 @@ class Snapshot:
         blocked = _BLOCKED.get(request.status.name)
         if blocked is not None:
             return blocked
-        if index == 0 or request is self._head:
+        if index == 0 or request.request_id == self._head:
             return self._head_reason
         return "turn" if self._head_reason in ("blocks", "tokens") else self._head_reason
 
