@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from tests.bench import (
+    _vllm_server,
     children,
     decode,
     deep,
@@ -39,7 +40,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
     "children": children.measure, "explain": explain.measure, "probe": probe.measure,
-    "vgpu": vgpu.measure, "vllm": vllm.measure,
+    "vgpu": vgpu.measure, "vllm": vllm.measure, "vllm_server": _vllm_server.measure,
 }
 
 
