@@ -18,8 +18,10 @@ import msgspec
 
 ENV_PREFIX = "KVOBS_"
 FILE_VARIABLE = "KVOBS_CONFIG"
-# Set by `kvobs run` for its child or read by the test suite: not settings.
-_FOREIGN = re.compile(r"KVOBS_(CONFIG|BOOTSTRAP|TEST_\w+|BENCH_\w+)$")
+# Set by `kvobs run` for its child, read by the test suite, or given to each pod by Kubernetes for a service whose name
+# begins with "kvobs": not settings.
+_FOREIGN = re.compile(r"KVOBS_(CONFIG|BOOTSTRAP|TEST_\w+|BENCH_\w+|(\w+_)?SERVICE_(HOST|PORT)(_\w+)?"
+                      r"|(\w+_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
 _OFF = {"0", "false", "no", "off", ""}
 _ON = {"1", "true", "yes", "on"}
 

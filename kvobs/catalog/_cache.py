@@ -20,7 +20,8 @@ from kvobs.catalog._row import (
 
 ROWS: tuple[Row, ...] = (
     gauge("kvobs.kv.usage", "By", (*WHO, "state"),
-          "KV-cache bytes of all live caches: held by tokens, or slack (reserved but holding none).",
+          "KV-cache bytes of all live caches: held by tokens, or slack (reserved but holding none; of an engine's pool "
+          "of blocks: its cached, free and pinned ones, see kvobs.kv.blocks).",
           "held = tokens x bytes per token; slack = bytes of the storages - held"),
     gauge("kvobs.kv.buffer.largest", "By", WHO, "The largest single contiguous KV buffer of any live cache.",
           "max over live K and V storages", across_ranks="max"),
@@ -39,7 +40,7 @@ ROWS: tuple[Row, ...] = (
           "pinned (vLLM: its null block, and blocks that wait for a transfer).", "the pool's own ledger"),
     counter("kvobs.kv.block.allocations", "{block}", WHO, "Blocks a paged pool handed out.",
             "blocks handed out since the pool began"),
-    counter("kvobs.kv.block.failures", "{failure}", WHO, "Requests for blocks that a paged pool refused.",
+    counter("kvobs.kv.block.failures", "{failure}", WHO, "Requests for blocks that a paged pool refused; who waits is refused anew at each step that tries it.",
             "refusals since the pool began"),
     counter("kvobs.kv.preemptions", "{request}", WHO, "Requests that lost their blocks to others.",
             "requests reset or offloaded by the scheduler"),

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from kvobs import __version__
 from kvobs.catalog import BY_NAME
+from kvobs.cli._engines import engines
 from kvobs.config import Config
 from kvobs.model import Availability, Poll, Source
 
@@ -34,6 +35,7 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Avail
     findings = [
         Availability("python", True, f"kvobs {__version__} runs under Python {platform.python_version()}."),
         *(library(name, needed.get(name), "torch") for name in ("torch", "transformers")),
+        *engines(environ),
         *polled(NvmlSource()),
         *polled(HostSource()),
         virtual_gpu(),

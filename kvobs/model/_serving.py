@@ -102,8 +102,9 @@ class RequestRow(msgspec.Struct, frozen=True, gc=False):
     """An open request as a snapshot shows it; ``state`` is ``waiting``, ``running`` or ``preempted``.
 
     ``reason`` says why one that waits does: ``blocks`` (the pool has too few), ``slots`` (as many requests run as may),
-    ``tokens`` (the step's token budget is spent), ``turn`` (others are before it), ``grammar``, ``remote_kv``,
-    ``stream``, ``paused``, or empty while nobody has tried. ``since_ns`` is when the phase it is in began.
+    ``tokens`` (the step's token budget is spent), ``turn`` (others are before it), ``step`` (it came while a step runs
+    and is taken in after it), ``grammar``, ``remote_kv``, ``stream``, ``paused``, or empty while nobody has tried.
+    ``since_ns`` is when the phase it is in began.
     """
 
     request: str

@@ -148,7 +148,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load({"KVOBS_CONFIG": str(path)})
 
 
-@pytest.mark.parametrize("name", ["KVOBS_CONFIG", "KVOBS_BOOTSTRAP", "KVOBS_TEST_MODEL", "KVOBS_BENCH_STEPS"])
+@pytest.mark.parametrize("name", [
+    "KVOBS_CONFIG", "KVOBS_BOOTSTRAP", "KVOBS_TEST_MODEL", "KVOBS_BENCH_STEPS",
+    # What Kubernetes gives the pods beside a service "kvobs", or "kvobs-metrics" with a port named "http".
+    "KVOBS_SERVICE_HOST", "KVOBS_SERVICE_PORT", "KVOBS_SERVICE_PORT_HTTP", "KVOBS_PORT", "KVOBS_PORT_9464_TCP",
+    "KVOBS_PORT_9464_TCP_PROTO", "KVOBS_PORT_9464_TCP_PORT", "KVOBS_PORT_9464_TCP_ADDR", "KVOBS_METRICS_SERVICE_HOST",
+    "KVOBS_METRICS_PORT"])
 def test_variables_that_are_not_settings(name: str) -> None:
     """What `kvobs run` and the test suite set is not mistaken for a setting."""
     assert load({name: ""}) == load({})

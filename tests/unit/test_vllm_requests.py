@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from kvobs import spans
+from kvobs.plugins._vllm import settings
+from kvobs.sources.vllm._arrivals import Arrivals
+from kvobs.sources.vllm._engine import SHOW_NS, EngineRecord
 from kvobs.sources.vllm._requests import OpenRequest, outcome_of, told
 
 MS = 1_000_000
@@ -37,3 +40,50 @@ def test_phases_travel_in_unix_time_with_their_events() -> None:
         ["queued", 501_000 * MS, 501_010 * MS, [["refused", 501_005 * MS, {}]]],
         ["prefill", 501_010 * MS, 501_030 * MS, [["seen", 501_020 * MS, {"n": 1}]]],
         ["decode", 501_030 * MS, None, [["late", 501_040 * MS, {}]]]]
+
+
+def test_a_request_is_received_before_the_scheduler_takes_it_in() -> None:
+    """Requests wait in the order in which they came, with their own time, until each is taken once."""
+    arrivals = Arrivals(lambda request: f"session of {request.request_id}")
+    for name, tokens in (("a", 5), ("b", 7), ("a", 9)):
+        arrivals.received(SimpleNamespace(request_id=name, num_prompt_tokens=tokens))
+    first, second = arrivals.waiting()
+    assert (first.request, first.session, first.prompt_tokens) == ("a", "session of a", 5)
+    assert (second.request, second.prompt_tokens) == ("b", 7)
+    assert first.received_ns <= second.received_ns
+    assert [arrivals.taken(name) for name in ("b", "a", "a", "never")] == [
+        second.received_ns, first.received_ns, None, None]
+    assert arrivals.waiting() == []
+
+
+def test_who_looks_from_another_thread_sees_a_scheduler_at_rest_or_nothing() -> None:
+    """While the scheduler is called, or if it was called meanwhile, nothing is told; between its calls it is."""
+    record: Any = object.__new__(EngineRecord)
+    record._scheduler, record._shown_ns, record._resting, record._moves = (lambda: "scheduler"), 0, True, 0
+    record._states = lambda scheduler, now, show: [scheduler, now, show]
+    assert record.seen(SHOW_NS - 1) == []
+    assert record.seen(SHOW_NS) == ["scheduler", SHOW_NS, True]
+    record.entering()
+    assert record.seen(SHOW_NS) == []
+    record.leaving()
+    assert record.seen(SHOW_NS) == ["scheduler", SHOW_NS, True]
+
+    def overtaken(*_: Any) -> list[Any]:
+        record.entering()
+        record.leaving()
+        return ["torn"]
+
+    record._states = overtaken
+    assert record.seen(SHOW_NS) == []
+
+
+@pytest.mark.parametrize(("process", "environment", "expected"), [
+    ("EngineCore_DP0", {}, {}), ("EngineCore", {"KVOBS_PROMETHEUS": "off"}, {}),
+    ("MainProcess", {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, {}), ("MainProcess", {}, {"prometheus": "127.0.0.1:0"}),
+    ("VllmWorker-0", {"KVOBS_PROMETHEUS": "0.0.0.0:9000"}, {"prometheus": "0.0.0.0:0"}),
+    ("MainProcess", {"KVOBS_PROMETHEUS": "[::1]:9000"}, {"prometheus": "[::1]:0"}),
+    ("MainProcess", {"KVOBS_PROMETHEUS": "off"}, {}), ("MainProcess", {"KVOBS_STOER": "x"}, {})])
+def test_the_configured_port_is_for_the_engine_core(
+        process: str, environment: dict[str, str], expected: dict[str, str]) -> None:
+    """A front end and a worker leave the port to the process that has the pool, on the host that was configured."""
+    assert settings(process, environment) == expected

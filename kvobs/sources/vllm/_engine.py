@@ -1,7 +1,7 @@
 """One scheduler of vLLM and its pool: what its calls mean, and what is told of them.
 
-Everything runs on the engine's thread, at its calls. States are told at most every 50 ms while it works, and when it
-falls idle; who is in the engine about once a second.
+Everything but ``seen`` runs on the engine's thread, at its calls. States are told at most every 50 ms while it works,
+and when it falls idle; who is in the engine about once a second, also while a step takes longer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from kvobs.model import Blocks, CacheGone, Emit, Evictions, Origin, PoolWork, Preemption, Step
+from kvobs.model import Blocks, CacheGone, Emit, Event, Evictions, Origin, PoolWork, Preemption, Step
+from kvobs.sources.vllm._arrivals import Arrivals
 from kvobs.sources.vllm._layout import Layout, block_bytes_of, origin_of
 from kvobs.sources.vllm._pool import PoolLedger, is_cached
 from kvobs.sources.vllm._requests import Desk, OpenRequest
@@ -32,11 +33,15 @@ def _gone(emit: Emit, cache_id: int) -> None:
 class EngineRecord:
     """What is known of one ``Scheduler``; the hooks call it."""
 
-    def __init__(self, scheduler: Any, ledger: PoolLedger, desk: Desk, emit: Emit) -> None:
+    def __init__(self, scheduler: Any, ledger: PoolLedger, desk: Desk, arrivals: Arrivals, emit: Emit) -> None:
         self._scheduler = weakref.ref(scheduler)
         self.ledger = ledger
         self._desk = desk
+        self._arrivals = arrivals
         self._emit = emit
+        # For who looks from another thread: whether the scheduler rests (its step runs, or it is idle), and how often
+        # it was called.
+        self._resting, self._moves = False, 0
         observability = getattr(scheduler.vllm_config, "observability_config", None)
         self._traced = bool(getattr(observability, "otlp_traces_endpoint", None))
         self.origin: Origin = origin_of(scheduler)
@@ -66,10 +71,17 @@ class EngineRecord:
 
     def added(self, scheduler: Any, request: Any) -> None:
         """The scheduler took a request in."""
+        received_ns = self._arrivals.taken(request.request_id)
         if request.request_id not in self._open and scheduler.requests.get(request.request_id) is request:
-            self._open[request.request_id] = self._desk.open(request, self.origin)
+            self._open[request.request_id] = self._desk.open(request, self.origin, received_ns)
             if not self._traced:  # vLLM itself carries nothing then; with what kvobs added it would with every token
                 request.trace_headers = None
+        self.leaving()
+
+    def ended(self, scheduler: Any) -> None:
+        """Requests were ended from outside."""
+        self.tell(force=not scheduler.has_unfinished_requests())
+        self.leaving()
 
     def refuses(self, request: Any, waiting: bool, hits: Sequence[Any]) -> None:
         """The pool has too few blocks for a request, although it found these in the prefix cache."""
@@ -170,6 +182,7 @@ class EngineRecord:
 
     def scheduling(self) -> None:
         """A step is about to be planned."""
+        self.entering()
         self.refused = None
 
     def scheduled(self, scheduler: Any, output: Any, began_ns: int) -> None:
@@ -190,6 +203,7 @@ class EngineRecord:
             self._flights[id(output)] = began_ns, prefill
         self._snapshot.look(scheduler, self.refused, output)
         self.tell(force=False)
+        self.leaving()
 
     def _count_replayed(self, shares: dict[str, int]) -> None:
         for request_id, found in list(self._replaying.items()):
@@ -223,6 +237,7 @@ class EngineRecord:
                             prefill, tokens, held, self.pool_bytes, self.pool_bytes, 0, tokens * self.token_bytes, 0))
         self._stepped_ns = now
         self.tell(force=not scheduler.has_unfinished_requests())  # nothing would tell the end of it later
+        self.leaving()
 
     def take_hook_ns(self) -> int:
         """Time the hooks took since the last call."""
@@ -235,36 +250,60 @@ class EngineRecord:
         """Blocks that live requests hold."""
         return self.ledger.size - int(self.ledger.pool.free_block_queue.num_free_blocks) - self.layout.pinned(scheduler)
 
+    def entering(self) -> None:
+        """The scheduler is called, and will change."""
+        self._moves += 1
+        self._resting = False
+
+    def leaving(self) -> None:
+        """The call is over."""
+        self._resting = True
+
     def tell(self, *, force: bool) -> None:
         """Tell the pool's state, unless that was done a moment ago, and now and then who is in the engine."""
         now = time.monotonic_ns()
-        if not force and now - self._told_ns < TELL_NS:
-            return
         scheduler = self._scheduler()
-        if scheduler is None:
+        if scheduler is None or (not force and now - self._told_ns < TELL_NS):
             return
         self._told_ns = now
-        ledger, layout = self.ledger, self.layout
-        pinned = layout.pinned(scheduler)
-        used = ledger.size - int(ledger.pool.free_block_queue.num_free_blocks) - pinned
-        self._emit(Blocks(now, self.origin, self.cache_id, self.block_bytes, used, ledger.cached, ledger.free,
-                          ledger.allocations, self.failures, self.preemptions))
-        tails, tail_bytes = layout.tails(scheduler.running, self.block_bytes)
         show = force or now - self._shown_ns >= SHOW_NS
         if show:
             self._shown_ns = now
-            self._snapshot.audit(scheduler, ledger)
-        self._emit(PoolWork(
-            now, self.origin, self.cache_id, pinned, tails, tail_bytes, self._snapshot.unexplained, ledger.evictions,
-            ledger.dropped, ledger.touches, self.queried[0], self.hit[0], self.queried[1], self.hit[1],
-            self.recomputed_preempted, self.recomputed_evicted, self.failures_waiting))
-        evicted = ledger.take_evictions()
+            self._snapshot.audit(scheduler, self.ledger)
+        for event in self._states(scheduler, now, show):
+            self._emit(event)
+        evicted = self.ledger.take_evictions()
         if evicted is not None:
             ages, idles = evicted
             self._emit(Evictions(now, self.origin, self.cache_id, tuple(ages.counts), ages.sum_ns, tuple(idles.counts),
                                  idles.sum_ns))
+
+    def seen(self, now_ns: int) -> list[Event]:
+        """The same from another thread, while a step runs or the engine is idle; nothing where that is not certain."""
+        scheduler, moves = self._scheduler(), self._moves
+        if scheduler is None or not self._resting or now_ns - self._shown_ns < SHOW_NS:
+            return []
+        try:
+            found = self._states(scheduler, now_ns, True)
+        except RuntimeError:  # the engine's thread has just gone on
+            return []
+        return found if self._resting and self._moves == moves else []
+
+    def _states(self, scheduler: Any, now: int, show: bool) -> list[Event]:
+        ledger, layout = self.ledger, self.layout
+        pinned = layout.pinned(scheduler)
+        used = ledger.size - int(ledger.pool.free_block_queue.num_free_blocks) - pinned
+        tails, tail_bytes = layout.tails(scheduler.running, self.block_bytes)
+        found: list[Event] = [
+            Blocks(now, self.origin, self.cache_id, self.block_bytes, used, ledger.cached, ledger.free,
+                   ledger.allocations, self.failures, self.preemptions),
+            PoolWork(now, self.origin, self.cache_id, pinned, tails, tail_bytes, self._snapshot.unexplained,
+                     ledger.evictions, ledger.dropped, ledger.touches, self.queried[0], self.hit[0], self.queried[1],
+                     self.hit[1], self.recomputed_preempted, self.recomputed_evicted, self.failures_waiting)]
         if show:
-            self._emit(self._snapshot.states(scheduler, self._open, ledger, now, pinned, used))
+            found.append(self._snapshot.states(scheduler, self._open, ledger, self._arrivals.waiting(), now, pinned,
+                                               used))
+        return found
 
     def cut(self) -> int:
         """Requests that were open in a pause cannot be told as a whole: forget them; returns how many."""

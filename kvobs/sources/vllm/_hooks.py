@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvobs.bus import Bus
-from kvobs.model import Availability, Emit
+from kvobs.model import Availability, Emit, Event
 from kvobs.sources import Wiring
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
+from kvobs.sources.vllm._arrivals import Arrivals
 from kvobs.sources.vllm._engine import EngineRecord
 from kvobs.sources.vllm._pool import PoolLedger, flat, is_cached
 from kvobs.sources.vllm._requests import Desk
@@ -42,7 +43,8 @@ class EngineHooks:
         self._emit = emit
         self._patches = patches
         self._desk = desk
-        self._cancel: Callable[[], None] | None = None
+        self.arrivals = Arrivals(desk.session_of)
+        self._cancels: list[Callable[[], None]] = []
         self._running: Any = None
         self._ledgers: dict[int, PoolLedger] = {}
         self._engines: dict[int, EngineRecord] = {}  # by scheduler
@@ -54,15 +56,16 @@ class EngineHooks:
     # -- life ------------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Patch the scheduler's module now or when it is imported; never raises."""
-        if self._cancel is None:
-            self._cancel = when_imported(SCHEDULER, self._patch_all)
+        """Patch the scheduler's module and the engine core's now or when they are imported; never raises."""
+        if not self._cancels:
+            self._cancels = [when_imported(SCHEDULER, self._patch_all),
+                             when_imported("vllm.v1.engine.core", self._patch_arrivals)]
 
     def uninstall(self) -> None:
         """Drop all state and end the spans of open requests; wrappers that somebody kept pass through."""
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
+        for cancel in self._cancels:
+            cancel()
+        self._cancels = []
         self._bus = Bus(0)
         self._bus.active = False
         for record in list(self._engines.values()):  # the engine may be at work
@@ -96,6 +99,19 @@ class EngineHooks:
         except Exception as error:
             self.reason = f"The scheduler of vLLM {version} is not one that kvobs knows (0.29 to 0.32): {error}."
 
+    def _patch_arrivals(self, module: Any) -> None:
+        name = "preprocess_add_request"
+        if hasattr(module.EngineCore, name):
+            self._patches.wrap(module.EngineCore, name, self._around(
+                lambda o, *a, **k: None, lambda o, seen, result, *a, **k: self.arrivals.received(result[0]))(
+                    f"EngineCore.{name}"))
+
+    def sample(self, now_ns: int) -> Iterable[Event]:
+        """What engines that are in a long step, or idle, hold now; called on the drain thread."""
+        if self._bus.active:
+            for record in list(self._engines.values()):
+                yield from record.seen(now_ns)
+
     def _failed(self, name: str, error: Exception) -> None:
         self._patches.fail(name, error)
         self.reason = f"The hook {name} failed and was detached; the engine core is observed incompletely."
@@ -115,7 +131,7 @@ class EngineHooks:
         found = self._engines.get(id(scheduler))
         if found is None:
             manager = scheduler.kv_cache_manager
-            found = EngineRecord(scheduler, self._ledger(manager.block_pool), self._desk, self._emit)
+            found = EngineRecord(scheduler, self._ledger(manager.block_pool), self._desk, self.arrivals, self._emit)
             self._engines[id(scheduler)] = self._by_manager[id(manager)] = found
             self._at_end(found.end, weakref.finalize(scheduler, self._engines.pop, id(scheduler), None),
                          weakref.finalize(manager, self._by_manager.pop, id(manager), None))
@@ -129,6 +145,11 @@ class EngineHooks:
         for end in ends:
             end.atexit = False
         self._ends = [end for end in self._ends if end.alive] + list(ends)
+
+    def _entered(self, scheduler: Any) -> EngineRecord:
+        record = self._engine(scheduler)
+        record.entering()
+        return record
 
     # -- ways to hook ----------------------------------------------------------------------------------
 
@@ -259,6 +280,9 @@ class EngineHooks:
     def _update_from_output(self, name: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def update_from_output(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+                known = self._engines.get(id(scheduler))
+                if known is not None:
+                    known.entering()
                 result = original(scheduler, *args, **kwargs)
                 if self._bus.active:
                     began = time.monotonic_ns()
@@ -279,12 +303,14 @@ class EngineHooks:
                 if record is None:
                     return original(scheduler, *args, **kwargs)
                 record.resetting = True
+                record.entering()
                 try:
                     return original(scheduler, *args, **kwargs)
                 finally:
                     record.resetting = False
                     try:
                         record.tell(force=True)  # an idle engine has no next step that would tell it
+                        record.leaving()
                     except Exception as error:
                         self._failed(name, error)
             return reset_prefix_cache
@@ -339,7 +365,7 @@ class EngineHooks:
             (scheduler, "__init__", around(lambda o, *a, **k: None,
                                            lambda o, seen, result, *a, **k: self._engine(o).tell(force=True)), True),
             (scheduler, "add_request", around(
-                lambda o, request, *a, **k: self._engine(o),
+                lambda o, request, *a, **k: self._entered(o),
                 lambda o, record, result, request, *a, **k: record.added(o, request)), True),
             (scheduler, "schedule", self._schedule, True),
             (scheduler, "update_from_output", self._update_from_output, True),
@@ -350,7 +376,7 @@ class EngineHooks:
             (scheduler, "_free_blocks", around(lambda o, request, *a, **k: self._engine(o).layout.released(request),
                                                lambda o, seen, result, *a, **k: None), True),
             (scheduler, "finish_requests", around(
-                lambda o, *a, **k: self._engine(o),
-                lambda o, record, *a, **k: record.tell(force=not o.has_unfinished_requests())), True),
+                lambda o, *a, **k: self._entered(o),
+                lambda o, record, *a, **k: record.ended(o)), True),
             (scheduler, "reset_prefix_cache", self._reset, True),
         ]

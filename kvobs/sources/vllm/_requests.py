@@ -1,8 +1,8 @@
 """Requests of vLLM's engine core from their arrival at the scheduler to their end, as phases, turns and spans.
 
 A request is queued until it is admitted, in prefill until its first token, then in decode; after a preemption it is
-preempted until it is admitted again, then in prefill again. Its time begins when the scheduler gets it: what the API
-server did before (tokenisation) is not in it.
+preempted until it is admitted again, then in prefill again. Its time begins when the engine core's process receives it
+(see ``_arrivals``): what the API server did before (tokenisation, the way to this process) is not in it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ def headers_of(request: Any) -> dict[str, str]:
     return dict(getattr(request, "trace_headers", None) or {})
 
 
+def _named(request: Any) -> str:
+    return str(getattr(request, "session_id", None) or headers_of(request).get(SESSION) or "")
+
+
 class OpenRequest:
     """A request that has not ended."""
 
@@ -92,15 +96,20 @@ class Desk:
         self._names = names
         self._turns = turns
 
-    def open(self, request: Any, origin: Origin) -> OpenRequest:
-        """A request that the scheduler has just taken in."""
-        found = OpenRequest(request, time.monotonic_ns(), time.time_ns())
+    def session_of(self, request: Any) -> str:
+        """The session of a request as it may be shown; one without is a session of its own."""
+        return self._names.shown(_named(request) or request.request_id)
+
+    def open(self, request: Any, origin: Origin, received_ns: int | None) -> OpenRequest:
+        """A request that the scheduler has just taken in, and when the engine core received it, where that was seen."""
+        now = time.monotonic_ns()
+        arrived = now if received_ns is None else received_ns
+        found = OpenRequest(request, arrived, time.time_ns() - (now - arrived))
         headers = headers_of(request)
-        named = getattr(request, "session_id", None) or headers.get(SESSION) or ""
         priority = headers.get(PRIORITY, "")
         found.priority = priority if priority in PRIORITIES else "normal"
-        found.session = self._names.shown(str(named) if named else found.id)
-        found.turn = self._turns.next(str(named) if named else found.id)
+        found.session = self.session_of(request)
+        found.turn = self._turns.next(_named(request) or found.id)
         found.remote = headers.get(SPANS) == FRONT_END
         if not found.remote:
             parent = _parent(headers)

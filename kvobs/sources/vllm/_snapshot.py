@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvobs.allocator.paged import PagedState, paged_verdict
 from kvobs.model import Origin, RequestRow, RequestStates
+from kvobs.sources.vllm._arrivals import Arrival
 from kvobs.sources.vllm._layout import Layout
 from kvobs.sources.vllm._pool import PoolLedger, is_cached
 from kvobs.sources.vllm._requests import OpenRequest
@@ -80,8 +81,8 @@ class Snapshot:
         ended = time.monotonic_ns()
         self._audit_ns = ended + AUDIT_SHARE * (ended - began)
 
-    def states(self, scheduler: Any, known: Mapping[str, OpenRequest], ledger: PoolLedger, now_ns: int, pinned: int,
-               used: int) -> RequestStates:
+    def states(self, scheduler: Any, known: Mapping[str, OpenRequest], ledger: PoolLedger, arrivals: Sequence[Arrival],
+               now_ns: int, pinned: int, used: int) -> RequestStates:
         """Who is in the engine now."""
         queue = list(waiting(scheduler))
         reasons = [self._reason(request, index) for index, request in enumerate(queue)]
@@ -91,10 +92,13 @@ class Snapshot:
         first = min(len(queue), max(MOST_ROWS // 2, MOST_ROWS - len(holding)))
         shown = [(request, "") for request in holding[:MOST_ROWS - first]]
         shown += list(zip(queue[:first], reasons, strict=False))
-        rows = tuple(self._row(request, reason, known.get(request.request_id), now_ns) for request, reason in shown)
+        rows = [self._row(request, reason, known.get(request.request_id), now_ns) for request, reason in shown]
+        if arrivals:
+            counts["waiting", "step"] += len(arrivals)
+            rows += map(_arrived, arrivals[:MOST_ROWS - len(rows)])
         found = RequestStates(now_ns, self._origin, self._cache_id, self._block_bytes, slots(scheduler),
                               tuple((state, reason, number) for (state, reason), number in counts.items() if number),
-                              rows, len(queue) + len(holding) - len(rows))
+                              tuple(rows), len(queue) + len(holding) + len(arrivals) - len(rows))
         head = next((request for request in queue if _state(request) != "running"), None)
         if head is None or self._reason(head, 0) in ("grammar", "remote_kv", "stream"):
             return found
@@ -126,6 +130,11 @@ class Snapshot:
             new_tokens=request.num_output_tokens, computed_tokens=request.num_computed_tokens,
             cached_tokens=found.cached_tokens if found else 0, blocks=self._layout.blocks_of(request.request_id),
             preemptions=request.num_preemptions)
+
+
+def _arrived(one: Arrival) -> RequestRow:
+    return RequestRow(one.request, one.session, "normal", "waiting", "step", "queued", one.received_ns, one.received_ns,
+                      one.prompt_tokens, 0, 0, 0, 0, 0)
 
 
 def slots(scheduler: Any) -> int:

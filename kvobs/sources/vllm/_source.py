@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
 
 from kvobs.model import Availability, Emit, Event, Poll
@@ -42,9 +43,12 @@ class VllmSource:
         self._patches, self._engine = None, None
 
     def sample(self, now_ns: int) -> Iterable[Event]:
-        """How many requests a pause cut."""
-        cut = self._engine.cut if self._engine is not None else 0
-        return (Poll(now_ns, SOURCE, 0, (("kvobs.self.turns.cut", (), cut),)),) if cut else ()
+        """Who is in an engine whose step takes long, or that is idle; how many requests a pause cut."""
+        if self._engine is None:
+            return ()
+        began, found = time.monotonic_ns(), list(self._engine.sample(now_ns))
+        cut = (("kvobs.self.turns.cut", (), float(self._engine.cut)),) if self._engine.cut else ()
+        return [*found, Poll(now_ns, SOURCE, time.monotonic_ns() - began, cut)] if found or cut else ()
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's open requests to it."""
