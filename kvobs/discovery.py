@@ -73,11 +73,15 @@ class Targets:
                 _log.warning("kvobs: the targets for Prometheus in %s cannot be kept (%s).", self._directory, error)
 
     def close(self) -> None:
-        """Remove the entry: the endpoint is not served any more."""
+        """Remove the entry, since the endpoint is not served any more, and those of processes that are gone by now.
+
+        A server ends after the processes it started: if it was the last of the directory, nobody would come by.
+        """
         if self._lock is not None:
             _remove(self._path)
             os.close(self._lock)
             self._lock = None
+            _sweep(self._directory)
 
     def abandon(self) -> None:
         """In a forked child: the entry is the parent's."""

@@ -4,6 +4,8 @@ Of several rules, names or spellings that would give the same point, the first o
 renamed metric that is sent under both names counts once. Samples that differ only in labels the table does not name
 (a streaming flag, a tenant) are added up where the catalog says that the row may be summed; where it may not (a share)
 they are dropped, since any choice among them would be invented.
+
+Where a settled engine's page names one model (one rank), samples that do not say theirs are of that one.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ NEGATIVE, AMBIGUOUS, LABEL = "negative", "ambiguous", "bound"
 
 Reading = tuple[str, tuple[str, ...], float]
 Point = tuple[str, tuple[str, ...]]
+Only = dict[tuple[str, str], str]
 
 
 class Mapped(msgspec.Struct, frozen=True):
@@ -51,6 +54,8 @@ class Translator:
         """What the samples of one answer of ``target`` mean."""
         found: dict[Point, dict[tuple[int, int, str], list[float]]] = {}
         rows: dict[Point, Row] = {}
+        samples = tuple(samples)
+        only = self._only(samples)
         used, ignored, dropped = 0, 0, Counter[str]()
         for sample in samples:
             labels, meant = dict(sample.labels), False
@@ -61,7 +66,7 @@ class Translator:
                 if value is None:
                     continue
                 meant = True
-                attributes = _attributes(rule, labels, target)
+                attributes = _attributes(rule, labels, target, only)
                 refusal = _refusal(rule, attributes, value)
                 if refusal:
                     dropped[refusal] += 1
@@ -80,6 +85,18 @@ class Translator:
             else:
                 dropped[NOT_FINITE] += len(values)
         return Mapped(tuple(readings), used, ignored, dict(dropped))
+
+    def _only(self, samples: Iterable[Sample]) -> Only:
+        """By settled engine, the model and the ranks that a page names, where it names just one."""
+        named: dict[tuple[str, str], set[str]] = {}
+        for sample in samples:
+            for _, rule in self._by_name[canonical(sample.name)]:
+                if rule.engine.settled:
+                    labels = dict(sample.labels)
+                    for what, text in (("model", _model(rule, labels)), ("ranks", _ranks(rule, labels))):
+                        if text:
+                            named.setdefault((rule.engine.name, what), set()).add(text)
+        return {key: next(iter(texts)) for key, texts in named.items() if len(texts) == 1}
 
 
 def _first(ways: dict[tuple[int, int, str], list[float]]) -> tuple[int, int, str]:
@@ -105,9 +122,17 @@ def _refusal(rule: Rule, attributes: tuple[str, ...], value: float) -> str:
     return LABEL if any(len(text) > MAX_VALUE for text in attributes) else ""
 
 
-def _attributes(rule: Rule, labels: dict[str, str], target: str) -> tuple[str, ...]:
-    mapping = rule.mapping
-    ranks = " ".join(f"{rank}={labels[label]}" for rank, label in rule.engine.ranks.items() if labels.get(label))
-    known = {"engine": rule.engine.name, "target": target, "model": labels.get(rule.engine.model, ""), "ranks": ranks,
+def _model(rule: Rule, labels: dict[str, str]) -> str:
+    return labels.get(rule.engine.model, "")
+
+
+def _ranks(rule: Rule, labels: dict[str, str]) -> str:
+    return " ".join(f"{rank}={labels[label]}" for rank, label in rule.engine.ranks.items() if labels.get(label))
+
+
+def _attributes(rule: Rule, labels: dict[str, str], target: str, only: Only) -> tuple[str, ...]:
+    mapping, engine = rule.mapping, rule.engine.name
+    known = {"engine": engine, "target": target, "model": _model(rule, labels) or only.get((engine, "model"), ""),
+             "ranks": _ranks(rule, labels) or only.get((engine, "ranks"), ""),
              **mapping.attributes, **{name: labels.get(label, "") for name, label in mapping.labels.items()}}
     return tuple(known[name] for name in rule.row.attributes)

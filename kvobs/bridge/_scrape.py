@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from kvobs.bridge._exposition import parse
+from kvobs.bridge._exposition import NOT_FINITE, parse
 from kvobs.bridge._fetch import Fetcher, FetchError, Target
 from kvobs.bridge._mapping import Mapped, Translator
 
@@ -39,7 +39,7 @@ def scrape(fetcher: Fetcher, translator: Translator) -> Mapped:
     """Fetch and read one page.
 
     Raises:
-        FetchError: it cannot be had, or is no whole metrics page.
+        FetchError: it cannot be had, is no whole metrics page, or holds nothing that the table knows.
     """
     name = fetcher.target.name
     page = parse(fetcher.fetch(), translator.knows)
@@ -48,7 +48,12 @@ def scrape(fetcher: Fetcher, translator: Translator) -> Mapped:
     if not (page.eof if fetcher.openmetrics else page.whole):
         raise FetchError(f"The answer of {name} ended early.")
     found = translator.translate(page.samples, name)
-    return Mapped(found.readings, found.samples, found.ignored + page.ignored,
+    ignored = found.ignored + page.ignored
+    if not found.samples and NOT_FINITE not in page.dropped:  # what is known and NaN is known
+        samples = ignored + sum(page.dropped.values())
+        raise FetchError(f"{name} answers, but none of its {samples} samples is known." if samples else
+                         f"{name} answers, but with no sample at all.")
+    return Mapped(found.readings, found.samples, ignored,
                   dict(Counter(page.dropped) + Counter(found.dropped)))
 
 

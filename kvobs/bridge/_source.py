@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from kvobs.bridge._mapping import Reading
 from kvobs.bridge._scrape import SECOND, Outcome, Scraper
-from kvobs.model import Availability, Emit, Event, Poll
+from kvobs.model import Availability, Emit, Event, Poll, ProcessRole
 
-SOURCE = "bridge"
+SOURCE = ROLE = "bridge"
+ENGINE = "kvobs"  # the process is none of the engines that it scrapes
 STOP_S = 3.0
 
 
@@ -33,11 +34,12 @@ class BridgeSource:
             scraper.stop(max(0.0, deadline - time.monotonic()))
 
     def sample(self, now_ns: int) -> Iterable[Event]:
-        """One poll of all targets."""
+        """One poll of all targets, and what this process is."""
         began = time.perf_counter_ns()
         outcomes = [scraper.outcome(now_ns) for scraper in self.scrapers]
         found = tuple(reading for outcome in outcomes for reading in readings(outcome))
         yield Poll(now_ns, SOURCE, time.perf_counter_ns() - began, found)
+        yield ProcessRole(now_ns, ENGINE, ROLE, ())
 
     def availability(self) -> Iterable[Availability]:
         """Which targets answer, and why others do not."""

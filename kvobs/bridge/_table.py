@@ -51,7 +51,8 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one engine's samples have in common: who says so, the labels of its model and ranks, and its rows.
 
-    ``where`` holds for all of its rows; a label that is missing counts as empty.
+    ``where`` holds for all of its rows; a label that is missing counts as empty. ``settled`` says that a page names all
+    of its models and ranks from the beginning on, so that samples without them are of the only ones where it has one.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str = "model_name"
     ranks: dict[str, str] = {}
     where: dict[str, str] = {}
+    settled: bool = False
     rows: tuple[Mapping, ...]
 
 

@@ -1,8 +1,10 @@
 """What serving engines say of themselves: read from their own metrics, so as old, sampled and defined as those are.
 
 ``target`` is the address that was scraped (``host:port``, with the path where it is not /metrics), or ``in-process``
-where the engine told kvobs inside its own process. ``ranks`` are the ranks that the engine names, such as ``dp=0``.
-A point is there only while its target answers.
+where the engine told kvobs inside its own process; an engine that is scraped besides is there twice, so a
+sum over targets counts it twice: choose one. ``ranks`` are the ranks that the engine names, such as ``dp=0``.
+A point of a target that is scraped is there only while it answers; one of ``in-process`` is the engine's latest word,
+which came with its last step.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ def _state(name: str, unit: str, attributes: tuple[str, ...], meaning: str, form
 
 
 ROWS: tuple[Row, ...] = (
-    gauge("kvobs.engine.up", "{target}", TARGET, "1 if the last scrape of this target was good, 0 if it was not.",
-          "1 or 0"),
+    gauge("kvobs.engine.up", "{target}", TARGET,
+          "1 if the last scrape of this target was good, 0 if it was not; only of targets that are scraped.", "1 or 0"),
     gauge("kvobs.engine.age", "s", TARGET,
-          "Time since the last good scrape of this target; until there was one, since the bridge began to try.",
-          "now - end of the last good scrape", across_ranks="max", nature="measured"),
+          "Time since the last good scrape of this target; until there was one, since the bridge began to try. In "
+          "process: since the engine's last word, while that said that requests run or wait; absent while it is idle.",
+          "now - end of the last good scrape, or now - the last word", across_ranks="max", nature="measured"),
     gauge("kvobs.engine.scrape.duration", "s", TARGET, "How long the last scrape of this target took, good or not.",
           "end - start, mapping included", across_ranks="max", nature="measured"),
     gauge("kvobs.engine.scrape.series", "{series}", (*TARGET, "outcome"),

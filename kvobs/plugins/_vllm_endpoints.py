@@ -44,7 +44,8 @@ def document(directory: Path | None) -> dict[str, Any]:
     """What ``GET /kvobs`` answers: the live processes of this process's group, and who is in their engines.
 
     Processes of one server are started by one command, so that they are of one process group. Times are Unix
-    nanoseconds; what is not known is null.
+    nanoseconds, ages seconds: a request's since it was told (once a second), a process's since its last sign of life in
+    the store. What is not known is null.
     """
     answer: dict[str, Any] = {"processes": [], "requests": [], "reason": OFF if directory is None else ""}
     if directory is None:
@@ -52,19 +53,25 @@ def document(directory: Path | None) -> dict[str, Any]:
     try:
         ours = {found.process: found for found in StoreReader(directory).processes()
                 if found.alive and found.host == socket.gethostname() and _together(found.pid)}
-        reader = StoreReader(directory, list(ours))
+        reader, now = StoreReader(directory, list(ours)), time.time_ns()
         roles = {point.process: point.attributes
-                 for point in reader.points(ROLE, since_wall_ns=time.time_ns() - LATELY_NS)}
+                 for point in reader.points(ROLE, since_wall_ns=now - LATELY_NS)}
         answer["processes"] = [
-            {"pid": found.pid, "alive": found.alive, "endpoint": found.endpoint,
+            {"pid": found.pid, "alive": found.alive, "heartbeat_age_s": _age_s(now, found.heartbeat_wall_ns),
+             "endpoint": found.endpoint,
              **{name: roles.get(process, {}).get(name) for name in ("engine", "role", "ranks")}}
             for process, found in sorted(ours.items(), key=lambda item: item[1].pid or 0)]
         answer["requests"] = [
-            {"pid": ours[found.process].pid, "wall_ns": found.wall_ns, **msgspec.to_builtins(found.record)}
+            {"pid": ours[found.process].pid, "wall_ns": found.wall_ns, "age_s": _age_s(now, found.wall_ns),
+             **msgspec.to_builtins(found.record)}
             for found in requests(reader)]
     except StoreError as error:
         answer["reason"] = str(error)
     return answer
+
+
+def _age_s(now_ns: int, wall_ns: int | None) -> float | None:
+    return None if wall_ns is None else max(0, now_ns - wall_ns) / 1e9
 
 
 def _directory() -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import socket
@@ -87,6 +88,9 @@ def test_what_an_engine_says_is_served_kept_and_ended_cleanly(page: Page, tmp_pa
         assert running.points(PREEMPTIONS) == {labels(page, 0): 6.0, labels(page, 1): 7.0}
         up = f'{{target="{page.name}"}}'
         assert running.points("kvobs_engine_up") == {up: 1.0}
+        entry, = (tmp_path / "store" / "prometheus-targets").glob("*.json")
+        wait_until(lambda: json.loads(entry.read_text())[0]["labels"].get("kvobs_role") == "bridge",
+                   what="Prometheus is told that this is a bridge")
         page.answer = text("", status=500)
         wait_until(lambda: running.points("kvobs_engine_up") == {up: 0.0}, what="The failed scrape is told")
         assert running.points(SHARE) == {}

@@ -18,12 +18,19 @@ def test_a_written_store_becomes_parquet(tmp_path: Path) -> None:
     settings = child_environment(KVOBS_STORE=str(tmp_path / "store"), KVOBS_PROMETHEUS="off")
     code = "import kvobs\nwith kvobs.instrument() as handle:\n    print(handle.runtime.process_id)"
     wrote = run_child([sys.executable, "-c", code], env=settings)
-    for named in ([], [tmp_path / "store"]):
+    for named in ([], [tmp_path / "store"], ["--store", tmp_path / "store"]):
         out = tmp_path / f"out{len(named)}"
         done = run_child([*_KVOBS, "export", *named, "--parquet", out], env=settings)
         assert done.returncode == 0, done.stderr
         assert {Path(line) for line in done.stdout.splitlines()} == set(out.iterdir())
         assert parquet.read_table(out / "process.parquet").column("process").to_pylist() == [wrote.stdout.strip()]
+
+
+def test_a_store_is_named_once() -> None:
+    """A store as an argument and by --store is one sentence and exit 2, whichever was meant."""
+    done = run_child([*_KVOBS, "export", "one", "--store", "two", "--parquet", "out"], env=child_environment())
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2, "", "kvobs: The store is named twice: as an argument and by --store.\n")
 
 
 @pytest.mark.parametrize("kind", ["missing", "not a store", "empty directory"])

@@ -46,6 +46,13 @@ def test_once_fails_with_the_reason(page: Page, capsys: pytest.CaptureFixture[st
     assert "kvobs.engine.preemptions" in out
 
 
+def test_once_fails_where_nothing_is_known(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page of another program is exit code 2 and one sentence, and no empty table."""
+    page.answer = text("up 1\nfoo_total 3\n")
+    assert run(capsys, "--scrape", page.url, "--once") == (
+        2, "", f"kvobs: {page.name} answers, but none of its 2 samples is known.\n")
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["--scrape", "localhost:8000"], "The address 'localhost:8000' is not one that can be scraped"),
     (["--scrape", "http://h", "--scrape", "http://h:80/metrics"], "names an address twice"),

@@ -95,8 +95,8 @@ def test_a_real_page_is_told_completely_and_once(real: tuple[str, str, Mapped]) 
 def test_the_recorded_load_adds_up() -> None:
     """In the page recorded under load: 20 of 23 blocks used, waiting requests by reason, tokens per request."""
     found = means(LOAD.read_text())
-    blocks = point(found, "kv.blocks", "device", model="", ranks="dp=0")
-    assert (blocks, point(found, "kv.capacity", "device", model="", ranks="dp=0")) == (24.0, 24 * 32)
+    blocks = point(found, "kv.blocks", "device", model="tiny-llama", ranks="dp=0")
+    assert (blocks, point(found, "kv.capacity", "device", model="tiny-llama", ranks="dp=0")) == (24.0, 24 * 32)
     assert point(found, "kv.utilization", "device", model="tiny-llama", ranks="dp=0") == 20 / (24 - 1)
     known = {"model": "tiny-llama", "ranks": "dp=0"}
     waiting = [point(found, "waiting", reason, **known) for reason in ("capacity", "deferred")]
@@ -106,6 +106,21 @@ def test_the_recorded_load_adds_up() -> None:
     assert point(found, "finished", "length", **known) == 14 - 3 - 7
     assert point(found, "prefix.queried", "device", **known) == 10 * 95
     assert point(found, "rejected", "max_num_queued_reqs", **known) is None
+
+
+def test_what_a_vllm_page_names_once_holds_for_all_of_it() -> None:
+    """A sample without model or rank is of the page's only one; of a page with two of them it stays without."""
+    share = 'vllm:kv_cache_usage_perc{{engine="{}",model_name="{}"}} 0.5\n'
+    bare = ('vllm:cache_config_info{engine="0",num_gpu_blocks="24"} 1\n'
+            'vllm:admission_rejections_total{model_name="m",reason="full"} 3\n')
+    for others, model, ranks in (
+            ("", "m", "dp=0"), (share.format(1, "m"), "m", ""), (share.format(0, "n"), "", "dp=0")):
+        found = means(bare + share.format(0, "m") + others)
+        assert point(found, "kv.blocks", "device", model=model, ranks="dp=0") == 24.0
+        assert point(found, "rejected", "full", model="m", ranks=ranks) == 3.0
+    # SGLang's tokens are of all ranks of a group, of which only the first tells its pool.
+    found = means('sglang:kv_used_tokens{model_name="m",tp_rank="0"} 5\nsglang:prompt_tokens_total{model_name="m"} 9\n')
+    assert point(found, "tokens", "prompt", model="m", engine="sglang") == 9.0
 
 
 def test_older_vllm_names_mean_the_same() -> None:

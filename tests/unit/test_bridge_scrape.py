@@ -96,6 +96,27 @@ def test_what_is_no_whole_page_is_refused_in_one_sentence(page: Page, answer: ob
     assert sentence in refusal(page.url)
 
 
+@pytest.mark.parametrize(("body", "sentence"), [
+    ("up 1\nfoo_total 3\n", "answers, but none of its 2 samples is known."),
+    ("", "answers, but with no sample at all."), ("# HELP up Up.\n", "answers, but with no sample at all."),
+    ("up 1\nfoo_total{ 3\n\xa7 2\n", "answers, but none of its 3 samples is known.")])
+def test_a_page_of_something_else_is_no_engine(page: Page, body: str, sentence: str) -> None:
+    """Metrics that the table does not know make no target that is up, and the reason says how many there are."""
+    page.answer = text(body)
+    metrics, scraper = Metrics(), Scraper(target_of(page.url), TRANSLATOR, 5.0, 5.0)
+    scraper.once()
+    told(BridgeSource([scraper]), metrics, 1)
+    assert points(metrics, "kvobs.engine.up") == {(page.name,): 0.0}
+    assert points(metrics, "kvobs.availability") == {(f"scrape {page.name}", f"{page.name} {sentence}"): 0}
+
+
+def test_an_engine_that_says_only_what_is_not_finite_is_up(page: Page) -> None:
+    """A known sample is known with NaN for its value too, so the target is an engine; the value is absent."""
+    page.answer = text("vllm:kv_cache_usage_perc NaN\nother 1\n")
+    found = scrape(Fetcher(target_of(page.url)), TRANSLATOR)
+    assert (found.readings, found.ignored, found.dropped) == ((), 1, {"not_finite": 1})
+
+
 def test_redirects_on_the_same_host_are_followed(page: Page) -> None:
     """A page that moved on its own host is scraped where it is."""
     def answer(request: BaseHTTPRequestHandler) -> None:

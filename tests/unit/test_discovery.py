@@ -96,6 +96,28 @@ def test_what_a_killed_process_left_is_removed_by_others(tmp_path: Path) -> None
     targets.close()
 
 
+def test_the_last_process_of_a_server_leaves_nothing_behind(tmp_path: Path) -> None:
+    """One that ends removes the entries of those killed before, and none of one that lives."""
+    owners = [subprocess.Popen([sys.executable, "-c", OWNER.replace('"other"', f'"{name}"'), str(tmp_path)], cwd=ROOT,
+                               env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+              for name in ("dead", "lives")]
+    try:
+        for child in owners:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"kept\n"
+        targets = Targets(tmp_path, "abc", URL)
+        targets.keep(0, None)
+        owners[0].kill()
+        owners[0].wait(timeout=10)
+        assert {"abc.json", "dead.json", "lives.json"} <= listed(tmp_path)
+        targets.close()
+        assert listed(tmp_path) == {"lives.json", "lives.lock"}
+    finally:
+        for child in owners:
+            child.kill()
+            child.communicate(timeout=10)
+
+
 def test_a_forked_child_leaves_its_parents_entry_alone(tmp_path: Path) -> None:
     """A child that lets go neither removes the entry nor frees its lock."""
     targets = Targets(tmp_path, "abc", URL)

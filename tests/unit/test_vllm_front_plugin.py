@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from kvobs import autostart, model
-from kvobs.plugins._vllm import INSPECTION, general
 from kvobs.plugins import _vllm_endpoints
+from kvobs.plugins._vllm import INSPECTION, general
 from kvobs.plugins._vllm_endpoints import OFF, document
 from kvobs.store import StoreWriter
 from tests.events import ORIGIN
@@ -50,7 +50,7 @@ def test_the_endpoint_says_how_old_its_words_are(tmp_path: Path, monkeypatch: py
     ticks = [0]
     writer = StoreWriter(tmp_path, 8 << 20, "one", clock=lambda: ticks[0], wall=lambda: wall + ticks[0])
     try:
-        writer.write([model.RequestStates(0, ORIGIN, 2, 4_096, 8, (("running", "", 1),), (), 0, None, None, "", "")])
+        writer.write([model.RequestStates(0, ORIGIN, 2, 4_096, 8, (("running", "", 1),), (), 0)])
         ticks[0] = 22 * second
         writer.commit()
         monkeypatch.setattr(_vllm_endpoints, "time", SimpleNamespace(time_ns=lambda: wall + 25 * second))

@@ -112,6 +112,21 @@ def test_counts_add_up_and_states_are_the_latest() -> None:
         assert len(attributes) == len(BY_NAME[name].attributes)
 
 
+def test_an_engine_that_has_told_everything_has_no_age() -> None:
+    """While nobody runs or waits by the latest word no age grows; with the next request it is there again."""
+    clock = Clock()
+    said = Statistics("m", 0, clock)
+    ages = []
+    for word in (scheduler(1, 0, 0, 0), scheduler(0, 0, 0, 0), scheduler(0, 1, 0, 0),
+                 scheduler(0, 0, 0, 0, num_skipped_waiting_reqs=1), scheduler(0, 0, 0, 0, num_skipped_waiting_reqs=0)):
+        said.record(word, None)
+        clock.ns += 2_000_000_000
+        ages.append([value for name, _, value in said.readings() if name == "kvobs.engine.age"])
+    assert ages == [[2.0], [], [2.0], [2.0], []]
+    idle = {(name, attributes[-1]): value for name, attributes, value in said.readings()}
+    assert idle["kvobs.engine.requests", "running"] == idle["kvobs.engine.requests", "waiting"] == 0
+
+
 def test_what_a_version_does_not_say_has_no_reading() -> None:
     """A field that vLLM's statistics lack is absent, not zero."""
     said = Statistics("m", 0, Clock())

@@ -1,7 +1,8 @@
 """What vLLM says of one of its engines, as readings of ``kvobs.engine.*``: its own numbers, none of kvobs's.
 
 The engine's thread stores references and adds; the drain thread reads. What a version of vLLM does not say has no
-reading. Its gauges are those of its latest word, which comes with outputs: ``kvobs.engine.age`` says how old it is.
+reading. Its gauges are those of its latest word, which comes with steps: ``kvobs.engine.age`` says how old it is while
+that word has requests in it. An idle engine takes no steps, so it has said all, and an age would only be alarming.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ Reading = tuple[str, tuple[str, ...], float]
 ENGINE, TARGET, POOL = "vllm", "in-process", "device"
 _ITERATION = (("preemptions", "num_preempted_reqs"), ("prompt", "num_prompt_tokens"),
               ("generation", "num_generation_tokens"))
+REQUESTS = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
 _PREFIX = (("queried", "queries"), ("hit", "hits"))
 
 
@@ -49,8 +51,13 @@ class Statistics:
         """All that was said so far; nothing before the first word."""
         if self._told_ns is None:
             return []
-        return [("kvobs.engine.age", (TARGET,), (self._clock() - self._told_ns) / 1e9), *self._states(),
-                *self._totals()]
+        age = [("kvobs.engine.age", (TARGET,), (self._clock() - self._told_ns) / 1e9)] if self._busy() else []
+        return [*age, *self._states(), *self._totals()]
+
+    def _busy(self) -> bool:
+        """Whether requests run or wait by the latest word; a version that does not say is taken for busy."""
+        told = [getattr(self._scheduler, field, None) for field in REQUESTS]
+        return any(told) or all(number is None for number in told)
 
     def _add(self, fields: tuple[tuple[str, str], ...], stats: Any) -> None:
         for name, field in fields:
@@ -60,8 +67,7 @@ class Statistics:
 
     def _states(self) -> Iterator[Reading]:
         said = self._scheduler
-        running, waiting, deferred = (getattr(said, field, None) for field in (
-            "num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs"))
+        running, waiting, deferred = (getattr(said, field, None) for field in REQUESTS)
         usage = getattr(said, "kv_cache_usage", None)
         if usage is not None:
             yield "kvobs.engine.kv.utilization", (*self._who, POOL), usage
