@@ -16,7 +16,7 @@ Reading = tuple[str, tuple[str, ...], float]
 ENGINE, TARGET, POOL = "vllm", "in-process", "device"
 _ITERATION = (("preemptions", "num_preempted_reqs"), ("prompt", "num_prompt_tokens"),
               ("generation", "num_generation_tokens"))
-REQUESTS = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
+_REQUESTS = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
 _PREFIX = (("queried", "queries"), ("hit", "hits"))
 
 
@@ -56,7 +56,7 @@ class Statistics:
 
     def _busy(self) -> bool:
         """Whether requests run or wait by the latest word; a version that does not say is taken for busy."""
-        told = [getattr(self._scheduler, field, None) for field in REQUESTS]
+        told = [getattr(self._scheduler, field, None) for field in _REQUESTS]
         return any(told) or all(number is None for number in told)
 
     def _add(self, fields: tuple[tuple[str, str], ...], stats: Any) -> None:
@@ -67,7 +67,7 @@ class Statistics:
 
     def _states(self) -> Iterator[Reading]:
         said = self._scheduler
-        running, waiting, deferred = (getattr(said, field, None) for field in REQUESTS)
+        running, waiting, deferred = (getattr(said, field, None) for field in _REQUESTS)
         usage = getattr(said, "kv_cache_usage", None)
         if usage is not None:
             yield "kvobs.engine.kv.utilization", (*self._who, POOL), usage
