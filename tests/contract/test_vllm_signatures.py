@@ -103,7 +103,8 @@ def hooked(monkeypatch: pytest.MonkeyPatch, methods: dict[str, list[str]], versi
     places = {name: (getattr(module, name.split(".")[0]), name.split(".")[1]) for name in methods}
     before = {name: vars(owner)[attribute] for name, (owner, attribute) in places.items()}
     patches = Patches("vllm", lambda _: None)
-    hooks = EngineHooks(types.SimpleNamespace(bus=Bus(1)), lambda _: None, patches, None)  # type: ignore[arg-type]
+    desk = types.SimpleNamespace(session_of=str)
+    hooks = EngineHooks(types.SimpleNamespace(bus=Bus(1)), lambda _: None, patches, desk)  # type: ignore[arg-type]
     hooks.install()
     try:
         changed = {name for name, (owner, attribute) in places.items() if vars(owner)[attribute] is not before[name]}

@@ -30,14 +30,30 @@ def _gone(emit: Emit, cache_id: int) -> None:
     emit(CacheGone(time.monotonic_ns(), cache_id))
 
 
+class Spent:
+    """Time that the hooks took on the engine's thread since it was last told."""
+
+    __slots__ = ("ns",)
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def take(self) -> int:
+        """That time; it begins anew."""
+        spent, self.ns = self.ns, 0
+        return spent
+
+
 class EngineRecord:
     """What is known of one ``Scheduler``; the hooks call it."""
 
-    def __init__(self, scheduler: Any, ledger: PoolLedger, desk: Desk, arrivals: Arrivals, emit: Emit) -> None:
+    def __init__(self, scheduler: Any, ledger: PoolLedger, desk: Desk, arrivals: Arrivals, spent: Spent,
+                 emit: Emit) -> None:
         self._scheduler = weakref.ref(scheduler)
         self.ledger = ledger
         self._desk = desk
         self._arrivals = arrivals
+        self._spent = spent
         self._emit = emit
         # For who looks from another thread: whether the scheduler rests (its step runs, or it is idle), and how often
         # it was called.
@@ -57,7 +73,7 @@ class EngineRecord:
         self._unanswered: dict[str, OpenRequest] = {}  # preempted while their first tokens may be under way
         # Steps that were scheduled: when, and whether somebody's prefill is in them.
         self._flights: dict[int, tuple[int, bool]] = {}
-        self._stepped_ns = self._told_ns = self._shown_ns = self.hook_ns = 0
+        self._stepped_ns = self._told_ns = self._shown_ns = 0
         self.failures = self.failures_waiting = self.preemptions = 0
         self.queried = [0, 0]  # first admissions, resumed ones
         self.hit = [0, 0]
@@ -233,16 +249,11 @@ class EngineRecord:
         if began is not None:
             held = self.used(scheduler) * self.block_bytes
             tokens = output.total_num_scheduled_tokens
-            self._emit(Step(now, now - max(began, self._stepped_ns), self.take_hook_ns(), self.origin, self.cache_id,
+            self._emit(Step(now, now - max(began, self._stepped_ns), self._spent.take(), self.origin, self.cache_id,
                             prefill, tokens, held, self.pool_bytes, self.pool_bytes, 0, tokens * self.token_bytes, 0))
         self._stepped_ns = now
         self.tell(force=not scheduler.has_unfinished_requests())  # nothing would tell the end of it later
         self.leaving()
-
-    def take_hook_ns(self) -> int:
-        """Time the hooks took since the last call."""
-        spent, self.hook_ns = self.hook_ns, 0
-        return spent
 
     # -- states ----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from kvobs.sources import Wiring
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources.vllm._arrivals import Arrivals
-from kvobs.sources.vllm._engine import EngineRecord
+from kvobs.sources.vllm._engine import EngineRecord, Spent
 from kvobs.sources.vllm._pool import PoolLedger, flat, is_cached
 from kvobs.sources.vllm._requests import Desk
 
@@ -44,6 +44,7 @@ class EngineHooks:
         self._patches = patches
         self._desk = desk
         self.arrivals = Arrivals(desk.session_of)
+        self._spent = Spent()
         self._cancels: list[Callable[[], None]] = []
         self._running: Any = None
         self._ledgers: dict[int, PoolLedger] = {}
@@ -131,7 +132,8 @@ class EngineHooks:
         found = self._engines.get(id(scheduler))
         if found is None:
             manager = scheduler.kv_cache_manager
-            found = EngineRecord(scheduler, self._ledger(manager.block_pool), self._desk, self.arrivals, self._emit)
+            found = EngineRecord(scheduler, self._ledger(manager.block_pool), self._desk, self.arrivals, self._spent,
+                                 self._emit)
             self._engines[id(scheduler)] = self._by_manager[id(manager)] = found
             self._at_end(found.end, weakref.finalize(scheduler, self._engines.pop, id(scheduler), None),
                          weakref.finalize(manager, self._by_manager.pop, id(manager), None))
@@ -160,16 +162,20 @@ class EngineHooks:
                 def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
                     if not self._bus.active:
                         return original(owner, *args, **kwargs)
+                    began = time.monotonic_ns()
                     try:
                         seen = before(owner, *args, **kwargs)
                     except Exception as error:
                         self._failed(name, error)
                         return original(owner, *args, **kwargs)
+                    self._spent.ns += time.monotonic_ns() - began
                     result = original(owner, *args, **kwargs)
+                    ended = time.monotonic_ns()
                     try:
                         after(owner, seen, result, *args, **kwargs)
                     except Exception as error:
                         self._failed(name, error)
+                    self._spent.ns += time.monotonic_ns() - ended
                     return result
                 return call
             return make
@@ -213,10 +219,12 @@ class EngineHooks:
                     self._failed(name, error)
                     return original(pool, *args, **kwargs)
                 result = original(pool, *args, **kwargs)
+                ended = time.monotonic_ns()
                 try:
                     ledger.freed(blocks)
                 except Exception as error:
                     self._failed(name, error)
+                self._spent.ns += time.monotonic_ns() - ended
                 return result
             return free_blocks
         return make
@@ -238,7 +246,7 @@ class EngineHooks:
                                         kwargs)
                     except Exception as error:
                         self._failed(name, error)
-                    record.hook_ns += time.monotonic_ns() - began
+                    self._spent.ns += time.monotonic_ns() - began
                 return blocks
             return allocate_slots
         return make
@@ -272,7 +280,7 @@ class EngineHooks:
                     record.scheduled(scheduler, result, began)
                 except Exception as error:
                     self._failed(name, error)
-                record.hook_ns += time.monotonic_ns() - ended
+                self._spent.ns += time.monotonic_ns() - ended
                 return result
             return schedule
         return make
@@ -289,7 +297,7 @@ class EngineHooks:
                     try:
                         record = self._engine(scheduler)
                         record.stepped(scheduler, args[0] if args else kwargs["scheduler_output"])
-                        record.hook_ns += time.monotonic_ns() - began
+                        self._spent.ns += time.monotonic_ns() - began
                     except Exception as error:
                         self._failed(name, error)
                 return result
@@ -321,12 +329,14 @@ class EngineHooks:
             def free_request(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self._bus.active:
                     return original(scheduler, request, *args, **kwargs)
+                began = time.monotonic_ns()
                 try:
                     record = self._engine(scheduler)
                     record.ending(request)
                 except Exception as error:
                     self._failed(name, error)
                     return original(scheduler, request, *args, **kwargs)
+                self._spent.ns += time.monotonic_ns() - began
                 result = original(scheduler, request, *args, **kwargs)
                 if request.request_id in scheduler.requests:
                     record.layout.delayed(request)

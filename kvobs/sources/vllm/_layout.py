@@ -8,6 +8,7 @@ from typing import Any
 from kvobs.model import Origin
 
 SOURCE = "vllm"
+_WHOLE = ("FullAttention", "MLA")
 
 
 def origin_of(scheduler: Any) -> Origin:
@@ -63,7 +64,13 @@ class Layout:
 
     def blocks_of(self, request_id: str) -> int:
         """How many blocks a request holds, those that it shares included."""
-        return len(self.table(request_id))
+        total = 0
+        for one in self._managers:
+            table = one.req_to_blocks.get(request_id, ())
+            # A window or a state leaves null blocks in its table; where all tokens are kept there are none.
+            whole = type(one.kv_cache_spec).__name__.startswith(_WHOLE)
+            total += len(table) if whole else sum(not block.is_null for block in table)
+        return total
 
     def tails(self, requests: Iterable[Any], block_bytes: int) -> tuple[int | None, int | None]:
         """Tokens that fit into the last blocks of requests, unused, and their bytes; added up over groups of layers.

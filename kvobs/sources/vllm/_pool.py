@@ -62,10 +62,9 @@ class PoolLedger:
         self.allocations = self.evictions = self.dropped = self.touches = 0
         self.cached = self.audit()
         self.drift = 0  # blocks by which counting anew disagreed
-        now = time.monotonic_ns()
-        # When each block was handed out, and when it was last held.
-        self._born = array("q", [now]) * self.size
-        self._held = array("q", [now]) * self.size
+        # When each block was handed out, and when it was last held; -1 where that was not seen.
+        self._born = array("q", [-1]) * self.size
+        self._held = array("q", [-1]) * self.size
         self._handing_ns: int | None = None
         self.ages, self.idles = Times(), Times()
         self.evicted_hashes: OrderedDict[bytes, None] = OrderedDict()
@@ -83,6 +82,8 @@ class PoolLedger:
         """Nothing was seen for a while: what is cached is counted anew."""
         self.epoch = epoch
         self.cached = self.audit()
+        self._born = array("q", [-1]) * self.size
+        self._held = array("q", [-1]) * self.size
 
     @property
     def free(self) -> int:
@@ -117,8 +118,9 @@ class PoolLedger:
             return
         self.evictions += 1
         number = block.block_id
-        self.ages.add(self._handing_ns - self._born[number])
-        self.idles.add(self._handing_ns - self._held[number])
+        for times, since in ((self.ages, self._born[number]), (self.idles, self._held[number])):
+            if since >= 0:
+                times.add(self._handing_ns - since)
         if isinstance(key, bytes):
             self.evicted_hashes[key] = None
             if len(self.evicted_hashes) > MOST_HASHES:
@@ -151,7 +153,7 @@ class PoolLedger:
 
     def take_evictions(self) -> tuple[Times, Times] | None:
         """Ages and idle times of blocks evicted since the last call; None if there were none."""
-        if not any(self.ages.counts):
+        if not any(self.ages.counts) and not any(self.idles.counts):
             return None
         taken = self.ages, self.idles
         self.ages, self.idles = Times(), Times()
