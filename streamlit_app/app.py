@@ -18,13 +18,17 @@ from streamlit_app.views import attention, explain, live, memory, requests, turn
 STYLE = """<style>
 [class*="st-key-strip"] [data-testid="stColumn"] { min-width: 10.5rem; }
 [class*="st-key-charts"] [data-testid="stColumn"] { min-width: 26rem; }
+[data-testid="stSidebarUserContent"] { padding-left: 0.75rem; padding-right: 0.75rem; }
+@media (min-width: 900px) { [data-testid="stMainBlockContainer"] { padding-left: 1.25rem; padding-right: 1.25rem; } }
 [data-stale="true"] { opacity: 1 !important; }
 </style>"""
+
+SIDEBAR = 396  # pixels: a process's role, ranks, model and number are not cut
 
 
 def main() -> None:
     """Draw the page that the address names."""
-    st.set_page_config(page_title="kvobs", layout="wide", initial_sidebar_state="expanded")
+    st.set_page_config(page_title="kvobs", layout="wide", initial_sidebar_state=SIDEBAR)
     st.html(STYLE)
     store = sys.argv[1] if len(sys.argv) > 1 else ""
     pages = [(live.render, "Live", "live"), (turns.render, "Turns", "turns"),

@@ -127,23 +127,36 @@ def band(title: str, unit: str, mean: Samples, deviation: Samples) -> Any:
     return drawn.properties(title=title, height=HEIGHT)
 
 
+def shares_pool(turn: Turn) -> bool:
+    """Whether a turn was in an engine whose requests share one pool, so that none of them has buffers of its own."""
+    return turn.origin.source in ("vllm", "sglang")
+
+
 def turns(found: Sequence[Turn]) -> Any:
-    """KV held and reserved at the end of each turn as bars, re-allocations as points with their own axis."""
+    """KV held at the end of each turn as bars; of turns with their own buffers also slack and re-allocations.
+
+    The latter are points with their own axis.
+    """
+    own = [turn for turn in found if not shares_pool(turn)]
     unit, sizes = in_bytes({"held": [(turn.turn, turn.kv_bytes) for turn in found],
-                            "slack": [(turn.turn, turn.kv_reserved_bytes - turn.kv_bytes) for turn in found]})
+                            "slack": [(turn.turn, turn.kv_reserved_bytes - turn.kv_bytes) for turn in own]})
     parts = pd.DataFrame([(number, name, value) for name, samples in sizes.items() for number, value in samples],
                          columns=["turn", "part", "size"])
-    counts = pd.DataFrame([(turn.turn, turn.reallocations) for turn in found], columns=["turn", "re-allocations"])
+    counts = pd.DataFrame([(turn.turn, turn.reallocations) for turn in own], columns=["turn", "re-allocations"])
     turn_axis = alt.X("turn:O", title="turn", axis=alt.Axis(labelAngle=0, labelOverlap="greedy"))
+    colour = {"held": PALETTE[0], **({"slack": PALETTE[4]} if own else {})}
     bars = alt.Chart(parts).mark_bar(opacity=0.85, size=min(40, max(600 // len(found), 1))).encode(
         x=turn_axis, y=alt.Y("size:Q", title=f"KV ({unit})"),
         order=alt.Order("part:N", sort="ascending"),
-        color=alt.Color("part:N", scale=alt.Scale(domain=["held", "slack"], range=[PALETTE[0], PALETTE[4]]),
+        color=alt.Color("part:N", scale=alt.Scale(domain=list(colour), range=list(colour.values())),
                         legend=alt.Legend(title=None, orient="bottom")),
         tooltip=["turn:O", "part:N", alt.Tooltip("size:Q", title=unit, format=",.6~g")])
+    if not own:
+        return bars.properties(title="KV bytes held at the end of each turn", height=320)
     points = alt.Chart(counts).mark_line(color=PALETTE[1], point=alt.OverlayMarkDef(
         color=PALETTE[1], shape="diamond", size=70), strokeDash=[4, 3]).encode(
-        x=turn_axis, y=alt.Y("re-allocations:Q", title="re-allocations (dashed)"),
+        x=turn_axis, y=alt.Y("re-allocations:Q", title="re-allocations (dashed)",
+                             axis=alt.Axis(format="d", tickMinStep=1)),
         tooltip=["turn:O", "re-allocations:Q"])
     return alt.layer(bars, points).resolve_scale(y="independent").properties(
         title="KV bytes at the end of each turn, and its re-allocations", height=320)

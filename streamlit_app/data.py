@@ -30,6 +30,7 @@ from kvobs.store import (
     session_facts,
     spans,
 )
+from streamlit_app import processes as named
 from streamlit_app import units
 
 STALE_S = 3.0
@@ -120,14 +121,6 @@ def open_store(path: str, chosen: str | None = None) -> StoreReader:
         raise
 
 
-def name_of(process: Process) -> str:
-    """A process as the picker names it; numbers repeat between machines and containers, so its own id follows."""
-    words = " ".join(Path(word).name if index == 0 else word for index, word in enumerate(process.argv or ()))
-    state = "running" if process.alive else "ended"
-    number = process.pid if process.pid is not None else "?"
-    return f"{number} · {words[:40] or 'unknown'} · {state} · {process.process[:6]}"
-
-
 def newest_first(processes: Iterable[Process]) -> list[Process]:
     """Running processes first, then by the last sign of life."""
     return sorted(processes, key=lambda found: (not found.alive, -(found.heartbeat_wall_ns or 0)))
@@ -155,12 +148,13 @@ def live(path: str, chosen: str | None, range_s: float | None, now_ns: int | Non
     until = (now if running or newest_ns is None else min(now, newest_ns)) + 1
     first = min((first for first, _ in written.values()), default=until - SECOND_NS)
     since = until - int(range_s * SECOND_NS) if range_s is not None else min(first, until - SECOND_NS)
+    names = named.names(processes, named.known(path, everything))
     recent = recent_of(reader, {process: written[process][1] for process in told if process in written})
     return Live(
         figures=figures(recent, now), processes=processes, chosen=len(picked), told=len(told),
         series=series(reader, LIVE_METRICS, since, until, most=INTERVALS,
                       processes=[found.process for found in picked[:CHARTED]]),
-        stale=[name_of(found) for found in picked if found.alive and found.process in written
+        stale=[names[found.process] for found in picked if found.alive and found.process in written
                and now - written[found.process][1] > STALE_S * SECOND_NS],
         every_s=(until - since) / INTERVALS / SECOND_NS,
         age_s=None if newest_ns is None else (now - newest_ns) / SECOND_NS, running=running,
@@ -310,7 +304,8 @@ def verdicts(record: FlightRecord) -> list[Judged]:
 def processes_seen(path: str) -> object:
     """What the picker of processes depends on; never raises."""
     try:
-        return [(found.process, found.alive) for found in newest_first(open_store(path).processes())]
+        reader = open_store(path)
+        return list(named.names(reader.processes(), named.known(path, reader)).items())
     except (NothingYet, StoreError) as why:
         return str(why)
 

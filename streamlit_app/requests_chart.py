@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import altair as alt
 import pandas as pd
@@ -18,7 +19,7 @@ from streamlit_app import units
 from streamlit_app.memory_chart import AROUND, CACHE_COLOURS, FIXED, LEGEND
 from streamlit_app.memory_data import MORE_CACHES
 from streamlit_app.requests_timeline import Phase, Timeline
-from streamlit_app.requests_words import CAUSES, PHASES, clock, holders, reason_of, wanted
+from streamlit_app.requests_words import CAUSES, PHASES, clock, holders, names, reason_of, wanted
 
 BARS = ("pool", "by session", "by request")
 SESSIONS = 6  # with a colour of their own
@@ -30,7 +31,8 @@ PHASE_COLOURS = {"queued": "#8A8F98", "prefill": "#0072B2", "decode": "#56B4E9",
 WAITS = ("queued", "preempted")
 MS = 1_000_000  # of nanoseconds
 BAR, COLUMNS = 36, 2  # pixels of a bar of the pool, columns of its legend
-STEP, LABEL = 15, 18  # pixels of a row of the timeline, characters of a request's name
+SEEN = 800  # a phase of a smaller part of the time than one of so many is no pixel wide, and not in the legend
+STEP = 15  # pixels of a row of the timeline
 
 
 class Part(NamedTuple):
@@ -51,15 +53,22 @@ def states_of(pool: Blocks, work: PoolWork | None) -> list[tuple[str, int]]:
 
 
 def sessions_of(rows: Iterable[RequestRow], before: Sequence[str] = ()) -> list[str]:
-    """The sessions with a colour of their own: those that hold most, at the places that they had ``before``."""
+    """The sessions with a colour of their own, by its place: at most ``SESSIONS`` of those that hold blocks.
+
+    A session's place comes from its name, not from what it holds, and the one that it had ``before`` is its own until
+    one that holds blocks needs it; those that hold most get what is left.
+    """
     held: Counter[str] = Counter()
     for row in rows:
         held[row.session] += row.blocks
-    most = [name for name, number in held.most_common() if name and number][:SESSIONS]
-    places = [name if name in most else "" for name in before] + [""] * (SESSIONS - len(before))
-    for name in most:
-        if name not in places:
-            places[places.index("")] = name
+    holding = [name for name, number in held.most_common() if name and number]
+    chosen = [*(name for name in before if name in holding), *(name for name in holding if name not in before)]
+    places = [*before, *[""] * (SESSIONS - len(before))]
+    for name in sorted(set(chosen[:SESSIONS]) - set(places)):
+        first = crc32(name.encode())
+        wished = [(first + step) % SESSIONS for step in range(SESSIONS)]
+        place = next((one for one in wished if not places[one]), None)
+        places[next(one for one in wished if places[one] not in chosen) if place is None else place] = name
     return places
 
 
@@ -135,23 +144,6 @@ def pool_bars(found: Sequence[Part], sessions: Sequence[str], block_bytes: int) 
     ).properties(height=BAR * len(bars) + AROUND + LEGEND * -(-len(colour) // COLUMNS))
 
 
-def short(request: str) -> str:
-    """A request's name where there is little room: its beginning and its end."""
-    words = " ".join(request.split())
-    return words if len(words) <= LABEL else f"{words[:8]}…{words[1 - (LABEL - 8):]}"
-
-
-def names(requests: Iterable[str]) -> dict[str, str]:
-    """Each request's label, all different."""
-    seen: Counter[str] = Counter()
-    told = {}
-    for request in requests:
-        name = short(request)
-        seen[name] += 1
-        told[request] = name if seen[name] == 1 else f"{name} ({seen[name]})"
-    return told
-
-
 def gantt(found: Timeline, slots: int) -> Any:
     """Phases of requests over time, the newest request on top, with preemptions; None when there is none."""
     if not found.phases:
@@ -166,14 +158,17 @@ def gantt(found: Timeline, slots: int) -> Any:
               scale=alt.Scale(type="utc", nice=False))
     y = alt.Y("request:N", sort=list(label.values()), title=None, axis=alt.Axis(
         labelLimit=130, ticks=False, labelOverlap=False, labelFlush=False, labelFontSize=10))
+    first = max(found.begin_ns, min(one.begin_ns for one in found.phases))
+    least = (found.end_ns - first) / SEEN / MS
+    seen = rows[rows["end"] - rows["begin"] >= least]["phase"]
+    shown = [name for name in domain if (seen == name).any()]
     drawn = alt.Chart(rows).mark_bar().encode(
         x=x, x2="end:T", y=y,
-        color=alt.Color("phase:N", scale=scale, legend=alt.Legend(title=None, orient="top", columns=2, labelLimit=260,
-                                                                  symbolType="square")),
+        color=alt.Color("phase:N", scale=scale, legend=alt.Legend(
+            title=None, orient="top", columns=2, labelLimit=260, symbolType="square", values=shown)),
         size=alt.condition("datum.waits", alt.value(4), alt.value(10)),
         opacity=alt.condition("datum.open", alt.value(0.6), alt.value(1)),
         tooltip=["phase:N", "name:N", "session:N", "from:N", "to:N", "took:N", "held:N", "ended:N"])
-    first = max(found.begin_ns, min(one.begin_ns for one in found.phases))
     ends = pd.DataFrame([{"begin": when // MS, "request": next(iter(label.values()))}
                          for when in (first, found.end_ns)])  # of the axis: it goes on to now
     drawn += alt.Chart(ends).mark_point(opacity=0).encode(x="begin:T", y=y)

@@ -6,6 +6,7 @@ Pools are told of by the second in the store, so a range begins at a whole one.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from kvobs import store
 from kvobs.model import Availability, Blocks, Origin, PoolWork, Preemption, RequestStates
 from kvobs.store import Process, Stored, StoreReader
 from streamlit_app import data
+from streamlit_app import processes as named
 from streamlit_app.requests_timeline import Phase, Timeline, timeline
 
 Key = tuple[str, int]  # a process and one of its pools
-ROLE = "kvobs.process.role"
 BATCHING = "continuous batching"  # the subject of transformers' own pools
 REQUESTS = 60  # in the timeline
 PREEMPTIONS = 100  # in the table
@@ -90,7 +91,7 @@ class Requests:
 
 
 def engines(path: str, now_ns: int | None = None) -> dict[Key, str]:
-    """The pools that were told of and what each is called: of running processes first, then the newest.
+    """The pools that were told of and what each is called: of running processes first, as these are ordered.
 
     Raises:
         NothingYet, StoreError: as ``data.open_store``; there is no pool.
@@ -109,21 +110,12 @@ def engines(path: str, now_ns: int | None = None) -> dict[Key, str]:
         reasons = sorted({fact.record.reason for fact in reader.availability() if fact.record.reason
                           and fact.record.subject.startswith(("vllm", "sglang", BATCHING))})
         raise data.NothingYet(" ".join([*reasons, NOTHING]), COMMAND)
-    roles = _roles(reader, told)
-    newest = sorted(told, key=lambda key: (not processes[key[0]].alive, -told[key][0], key))
-    return {key: " · ".join(filter(None, (roles.get(key[0], ""), told[key][1].model.rpartition("/")[2][:32],
-                                          told[key][1].cache, data.name_of(processes[key[0]])))) for key in newest}
-
-
-def _roles(reader: StoreReader, told: Iterable[Key]) -> dict[str, str]:
-    """The ranks, or else the role, of processes that say what they are of an engine of several."""
-    last = {process: end for process, (_, end) in store.spans(reader).items()}
-    found = {}
-    for process in {process for process, _ in told} & last.keys():
-        for one in store.series(reader, (ROLE,), last[process] - 2 * data.SECOND_NS, last[process] + 1,
-                                processes=[process]):
-            found[process] = one.attributes.get("ranks") or one.attributes.get("role", "")
-    return found
+    of = named.known(path, reader)
+    of.update({process: dataclasses.replace(of.get(process, named.Known()), engine=origin.source, model=origin.model)
+               for (process, _), (_, origin) in sorted(told.items(), key=lambda one: one[1][0])})
+    order = named.names(processes.values(), of)
+    place = {process: number for number, process in enumerate(order)}
+    return {key: order[key[0]] for key in sorted(told, key=lambda key: (place[key[0]], -told[key][0], key))}
 
 
 def engines_seen(path: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from kvobs.catalog import BY_NAME
@@ -18,9 +19,30 @@ REASONS = {
     "tokens": "the token budget of the step is spent", "turn": "others come first",
     "grammar": "the grammar is being compiled", "remote_kv": "the KV comes from elsewhere and is not here yet",
     "stream": "more input is still to come", "paused": "the engine is paused",
+    "step": "a step runs, and the engine takes new requests in after it",
     "": "the scheduler has not tried yet"}
 CAUSES = {"blocks": "the pool had no block left", "reset": "the prefix cache was reset"}
 PHASES = {"queued": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted, waits"}
+
+SILENT_S = 5.0  # an engine with open requests tells of them every second
+LABEL = 18  # characters of a request's name where there is little room
+
+
+def names(requests: Iterable[str]) -> dict[str, str]:
+    """Each request's label, all different."""
+    seen: Counter[str] = Counter()
+    told = {}
+    for request in requests:
+        name = short(request)
+        seen[name] += 1
+        told[request] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return told
+
+
+def short(request: str) -> str:
+    """A request's name where there is little room: its beginning and its end."""
+    words = " ".join(request.split())
+    return words if len(words) <= LABEL else f"{words[:8]}…{words[1 - (LABEL - 8):]}"
 
 
 def reason_of(reason: str, slots: int) -> str:
@@ -38,6 +60,16 @@ def waiting(states: RequestStates) -> list[str]:
     return [f"{number:,} {'waits' if number == 1 else 'wait'}{' after a preemption' if state == 'preempted' else ''}: "
             f"{reason_of(reason, states.slots)}."
             for (state, reason), number in sorted(numbers.items(), key=lambda one: (-one[1], one[0]))]
+
+
+def none_waits(found: Requests) -> str:
+    """That no request waits, as long as that is new; what is old says only what was."""
+    if found.states is None:
+        return ""
+    age_s = _age(found, found.states.wall_ns)
+    if found.running and age_s <= data.STALE_S:
+        return f"No request waits, as the engine told {units.seconds(age_s)} ago."
+    return f"No request waited when the engine told last, {units.seconds(age_s)} ago."
 
 
 def of_state(states: RequestStates, state: str) -> int:
@@ -152,29 +184,37 @@ def since(growth: Growth, range_name: str) -> str:
             else f"Counted over the last {range_name}, since {when} UTC.")
 
 
-def open_rows(states: Stored[RequestStates]) -> list[dict[str, object]]:
-    """The open requests as a table: those that run, those that lost their blocks, those that wait."""
+def open_rows(states: Stored[RequestStates], now_ns: int | None = None) -> list[dict[str, object]]:
+    """The open requests as a table: those that run, those that lost their blocks, those that wait.
+
+    How long they have been so is until ``now_ns``, or, where the process has ended, until it told of them.
+    """
+    at, label = states.wall_ns if now_ns is None else now_ns, names(row.request for row in states.record.rows)
     order = {"running": 0, "preempted": 1, "waiting": 2}
     rows = sorted(states.record.rows, key=lambda row: (order.get(row.state, 3), -row.blocks))
-    return [_open_row(row, states) for row in rows]
+    return [_open_row(row, states.record.slots, label[row.request], at) for row in rows]
 
 
-def _open_row(row: RequestRow, states: Stored[RequestStates]) -> dict[str, object]:
-    why = "-" if row.state == "running" else reason_of(row.reason, states.record.slots)
-    since_s, arrived_s = ((states.wall_ns - when) / SECOND_NS for when in (row.since_ns, row.arrived_ns))
-    state = f"{row.state}, {row.phase}" if row.state == "running" else row.state
-    return {"request": row.request, "session": row.session or "-", "state": state, "waits because": why,
+def _open_row(row: RequestRow, slots: int, name: str, at_ns: int) -> dict[str, object]:
+    why = "-" if row.state == "running" else reason_of(row.reason, slots)
+    since_s, arrived_s = (max(at_ns - when, 0) / SECOND_NS for when in (row.since_ns, row.arrived_ns))
+    detail = row.phase if row.state == "running" else row.reason
+    return {"request": name, "session": row.session or "-", "state": ", ".join(filter(None, (row.state, detail))),
             "for": units.seconds(since_s), "blocks": row.blocks, "prompt": row.prompt_tokens,
-            "of it cached": row.cached_tokens, "computed": row.computed_tokens, "new": row.new_tokens,
-            "preemptions": row.preemptions, "in the engine for": units.seconds(arrived_s), "priority": row.priority}
+            "cached": row.cached_tokens, "computed": row.computed_tokens, "new": row.new_tokens,
+            "lost": row.preemptions, "open for": units.seconds(arrived_s), "priority": row.priority,
+            "whole id": row.request, "waits because": why}
 
 
 def preemption_rows(found: Iterable[Stored[Preemption]]) -> list[dict[str, object]]:
     """Preemptions as a table, in the order that they come in."""
-    return [{"when (UTC)": clock(one.wall_ns), "victim": one.record.request, "session": one.record.session or "-",
-             "cause": CAUSES.get(one.record.cause, one.record.cause), "for whom": wanted(one.record),
-             "tokens lost": one.record.tokens_lost, "blocks given back": one.record.blocks,
-             "held then": holders(one.record)} for one in found]
+    found = list(found)
+    label = names(dict.fromkeys(name for one in found for name in (one.record.request, wanted(one.record))))
+    return [{"when (UTC)": clock(one.wall_ns), "victim": label[one.record.request],
+             "session": one.record.session or "-", "for whom": label[wanted(one.record)],
+             "tokens lost": one.record.tokens_lost, "blocks": one.record.blocks,
+             "cause": CAUSES.get(one.record.cause, one.record.cause), "victim's whole id": one.record.request,
+             "whole id of whom": wanted(one.record), "held then": holders(one.record)} for one in found]
 
 
 def preempted(found: Requests) -> int:
@@ -211,14 +251,26 @@ def sound(found: Requests) -> str:
             f"{'blocks are in no state' if missing > 0 else 'blocks are in more than one state'}.")
 
 
-def telling(found: Requests) -> str:
-    """What the age of the engine's last word means; empty where it is new."""
-    if found.told_s <= data.STALE_S or not found.running:
+def busy(found: Requests) -> bool:
+    """Whether requests were open in the engine when it told of them last."""
+    return found.states is not None and any(number for _, _, number in found.states.record.counts)
+
+
+def worry(found: Requests) -> str:
+    """That requests are open and their engine has not told of them for long; empty otherwise."""
+    if found.states is None or not found.running or not busy(found):
         return ""
-    busy = found.states is not None and any(number for _, _, number in found.states.record.counts)
-    if busy:
-        return (f"The engine's last word is {units.seconds(found.told_s)} old, although requests are open in it: it is "
-                "paused, stuck in a step, or no longer seen.")
+    age_s = _age(found, found.states.wall_ns)
+    if age_s <= SILENT_S:
+        return ""
+    return (f"The engine's last word on its requests is {units.seconds(age_s)} old, although some are open in it: it "
+            "is paused, stuck in a step, or no longer seen. What is below is as of then.")
+
+
+def telling(found: Requests) -> str:
+    """What it means that an engine without requests tells nothing new; empty otherwise."""
+    if found.told_s <= data.STALE_S or not found.running or busy(found):
+        return ""
     return f"Idle: no request has moved in the engine for {units.seconds(found.told_s)}."
 
 

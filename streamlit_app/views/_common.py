@@ -11,7 +11,7 @@ import streamlit as st
 
 from kvobs.model import Availability
 from kvobs.store import Stored, StoreError
-from streamlit_app import data, units
+from streamlit_app import data, processes, units
 
 ALL = "all"
 COLUMNS = 5
@@ -61,10 +61,11 @@ def _watch(look: Callable[[], object], seen: object) -> None:
         st.rerun()
 
 
-def pick(label: str, names: Mapping[Option, str], memory: str) -> Option:
+def pick(label: str, names: Mapping[Option, str], memory: str, lead: Option | None = None) -> Option:
     """Let the user choose; the choice outlives new names, a new order and a visit to another page.
 
-    ``names`` must not be empty; its first entry is what stands until something is chosen.
+    ``names`` must not be empty; its first entry is what stands until something is chosen, or else ``lead``, even where
+    it joined later: an engine's core starts after its API server.
     """
     options, labels = list(names), distinct(names)
     # Streamlit knows a choice by its words. A new option may join the list that a user has open; another name for a
@@ -73,13 +74,21 @@ def pick(label: str, names: Mapping[Option, str], memory: str) -> Option:
     if any(labels.get(option, name) != name for option, name in shown.items()):
         st.session_state[memory] = st.session_state.get(f"{memory}-{number}", st.session_state.get(memory))
         number += 1
+    if lead is not None and not st.session_state.get(f"{memory}-made") and st.session_state.get(memory, lead) != lead:
+        st.session_state[memory] = lead
+        number += 1
     st.session_state[f"{memory}-shown"] = labels, number
     key = f"{memory}-{number}"
     if key not in st.session_state and st.session_state.get(memory) in names:
         st.session_state[key] = st.session_state[memory]
-    chosen: Option = st.sidebar.selectbox(label, options, key=key, format_func=lambda one: labels.get(one, ""))
+    chosen: Option = st.sidebar.selectbox(label, options, key=key, format_func=lambda one: labels.get(one, ""),
+                                          on_change=_made, args=(memory,))
     st.session_state[memory] = chosen
     return chosen
+
+
+def _made(memory: str) -> None:
+    st.session_state[f"{memory}-made"] = True  # by the user, so that no process that joins takes its place
 
 
 def distinct(names: Mapping[Option, str]) -> dict[Option, str]:
@@ -98,11 +107,14 @@ def pick_process(store: str) -> str | None:
     Raises:
         NothingYet, StoreError: as ``data.open_store``.
     """
-    processes = data.newest_first(data.open_store(store).processes())
-    names = {found.process: data.name_of(found) for found in processes}
+    reader = data.open_store(store)
+    of, found = processes.known(store, reader), reader.processes()
+    names = processes.names(found, of)
+    cores = [one.process for one in processes.ordered(found, of)[:1]
+             if one.alive and one.process in of and of[one.process].role == processes.CORE]
     if len(names) > 1:
         names[ALL] = f"All {len(names)} processes"
-    chosen = pick("Process", names, "process")
+    chosen = pick("Process", names, "process", cores[0] if cores else None)
     return None if chosen == ALL else chosen
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from kvobs.store import AttentionSecond, Stored
-from streamlit_app import charts, data, units
+from streamlit_app import charts, data, processes, units
 from streamlit_app.views import _common
 
 RULE = ("Pending evict is the article's rule: the largest attention score of a block stayed below 0.08 in three "
@@ -27,6 +27,10 @@ def render(store: str) -> None:
 @_common.guarded
 def _page(store: str) -> None:
     chosen = _common.pick_process(store)
+    if engine := processes.engine_of(store, chosen):
+        st.info(f"Attention is sampled in transformers' models only, and not in {engine}: what its requests do with "
+                "their KV blocks is on the page Requests.")
+        return
     axis = st.sidebar.radio("Over", ["tokens", "time"], key="attention-axis", horizontal=True)
     _fresh(store, chosen, axis)
 

@@ -6,7 +6,7 @@ import functools
 
 import streamlit as st
 
-from streamlit_app import data, memory_chart, memory_data, units
+from streamlit_app import data, memory_chart, memory_data, processes, units
 from streamlit_app.views import _common
 
 HELP = ("While this page is open the process takes a snapshot of its allocator about once a second, less often where "
@@ -26,7 +26,11 @@ def render(store: str) -> None:
 
 @_common.guarded
 def _page(store: str) -> None:
-    _fresh(store, _common.pick_process(store))
+    chosen = _common.pick_process(store)
+    if engine := processes.engine_of(store, chosen):
+        st.info(f"This page tells of accelerators' allocators, and knows as holders transformers' caches only: who "
+                f"holds {engine}'s pool of KV blocks is on the page Requests.")
+    _fresh(store, chosen)
 
 
 @st.fragment(run_every=0.5)

@@ -11,7 +11,16 @@ from streamlit_app.views import _common
 
 RANGES: dict[str, float] = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 TABLE = 420  # pixels
-WIDE = ("request", "waits because", "victim", "cause", "for whom", "held then")
+# Widths in pixels: at 1280 all but whole ids and sentences is in sight. What a column is called is short, too.
+WIDTHS = {"request": 146, "session": 62, "state": 116, "for": 52, "blocks": 54, "prompt": 58, "cached": 58,
+          "computed": 76, "new": 46, "lost": 42, "open for": 66, "priority": 68, "whole id": 330, "waits because": 420,
+          "when (UTC)": 98, "victim": 146, "for whom": 146, "tokens lost": 84, "cause": 172, "victim's whole id": 330,
+          "whole id of whom": 330, "held then": 600}
+HELP = {"cached": "Tokens of the prompt that the prefix cache had.", "new": "Tokens that were generated.",
+        "lost": "How often it was preempted, which is to lose all its blocks.", "request": "Shortened; the whole id is "
+        "in a column further right.", "victim": "Shortened; the whole id is in a column further right.",
+        "blocks": "An open request holds them; a victim gave them back.", "for": "How long it has been in this state.",
+        "open for": "How long it has been in the engine."}
 TOP = 24  # characters of a request in running text
 
 
@@ -26,7 +35,6 @@ def render(store: str) -> None:
 def _page(store: str) -> None:
     names = requests_data.engines(store)
     key = _common.pick("Engine", names, "engine")
-    st.caption(units.plain(names[key]))
     reach = st.sidebar.radio("Range", list(RANGES), index=1, key="requests-range", horizontal=True)
     _fresh(store, key, reach)
 
@@ -39,6 +47,8 @@ def _fresh(store: str, key: requests_data.Key, reach: str) -> None:
 @_common.guarded
 def _draw(store: str, key: requests_data.Key, reach: str) -> None:
     found = requests_data.requests(store, key, RANGES[reach])
+    st.caption(units.plain(" · ".join(filter(None, (found.origin.model, found.origin.cache, found.origin.device,
+                                                    found.origin.dtype)))))
     _state(found)
     with st.container(key="strip-requests"):
         shown = requests_words.figures(found, reach)
@@ -52,7 +62,11 @@ def _draw(store: str, key: requests_data.Key, reach: str) -> None:
 
 
 def _state(found: requests_data.Requests) -> None:
-    _common.staleness(found)
+    if worry := requests_words.worry(found):
+        with st.container(key="state"):
+            st.warning(worry)
+    else:
+        _common.staleness(found)
     if found.gone:
         st.warning("The engine has freed this pool: everything below is of the past.")
     elif told := requests_words.telling(found):
@@ -83,7 +97,7 @@ def _waiting(found: requests_data.Requests) -> None:
         return
     states = found.states.record
     sentences = requests_words.waiting(states)
-    st.markdown("\n".join(f"- {units.plain(one)}" for one in sentences) or "No request waits.")
+    st.markdown("\n".join(f"- {units.plain(one)}" for one in sentences) or requests_words.none_waits(found))
     if states.next_request:
         with st.container(key="next"):
             st.markdown(f"Next, estimated: {units.plain(states.next_request[:TOP])}: "
@@ -103,7 +117,7 @@ def _open(found: requests_data.Requests) -> None:
         return
     states = found.states.record
     st.subheader("Open requests")
-    _table(requests_words.open_rows(found.states), "No request is open.")
+    _table(requests_words.open_rows(found.states, found.now_ns if found.running else None), "No request is open.")
     if states.more:
         st.caption(f"{states.more:,} more are not listed: neither those that hold most blocks nor the next in line.")
 
@@ -117,7 +131,7 @@ def _preemptions(found: requests_data.Requests, reach: str) -> None:
 
 def _table(rows: list[dict[str, object]], none: str) -> None:
     if rows:
-        wide = {name: st.column_config.TextColumn(width="medium") for name in WIDE}
+        wide = {name: st.column_config.Column(width=WIDTHS.get(name), help=HELP.get(name)) for name in rows[0]}
         st.dataframe(rows, hide_index=True, width="stretch", column_config=wide,
                      height=min(TABLE, 35 * (len(rows) + 1) + 3))
     else:

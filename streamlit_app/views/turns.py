@@ -11,7 +11,7 @@ import streamlit as st
 from kvobs import config
 from kvobs.analysis import article_fragmentation_rate, write_amplification
 from kvobs.model import Turn
-from streamlit_app import charts, data, units
+from streamlit_app import charts, data, processes, units
 from streamlit_app.views import _common
 
 ARTICLE = [
@@ -24,6 +24,11 @@ ARTICLE = [
 NOTE = ("The article's figures are of one deployment. With a dynamic cache every forward pass re-allocates K and V of "
         "every layer, and with a static cache none does. The article's fragmentation rate over KV buffers tells how "
         "many buffers there are, not how much is wasted.")
+OWN_SIZES = ("reserved", "largest buffer", "fragmentation (article)")
+OWN_WORK = ("re-allocations", "migrations", "share across devices", "copied again", "copied / written")
+SHARED = ("Requests of this engine share one pool of KV blocks, which neither grows nor moves with them: so there "
+          "is no slack, largest buffer, fragmentation, re-allocation or migration of a request to tell. Who holds the "
+          "pool is on the page Requests.")
 SHOWN = 500
 
 
@@ -36,13 +41,13 @@ def render(store: str) -> None:
 
 @_common.guarded
 def _page(store: str) -> None:
-    found, processes = data.sessions(store)
+    found, known = data.sessions(store)
     several = len({fact.process for fact in found}) > 1
+    owners = processes.names(known.values(), processes.known(store, data.open_store(store))) if several else {}
     names = {}
     for fact in found:
         words = " ".join(fact.session.split())[:60] or "(no name)"
-        process = processes.get(fact.process)
-        owner = f" · {data.name_of(process)}" if several and process is not None else ""
+        owner = f" · {owners[fact.process]}" if fact.process in owners else ""
         names[fact.process, fact.session] = f"{words}{owner}"
     if len(found) == data.SESSIONS:
         st.sidebar.caption(f"The {data.SESSIONS} sessions that were heard of last.")
@@ -67,10 +72,13 @@ def _draw(store: str, process: str, session: str) -> None:
         st.info("This session's turns have been deleted from the store meanwhile.")
         return
     st.altair_chart(charts.turns(turns), width="stretch")
+    pooled = {charts.shares_pool(turn) for turn in turns}
+    if True in pooled:
+        st.caption(SHARED)
     st.subheader("KV memory by turn (S5)")
-    st.table([sizes(turn) for turn in turns], hide_index=True)
-    st.subheader("Re-allocations and migrations by turn (S6)")
-    st.table([work(turn) for turn in turns], hide_index=True)
+    st.table([told(sizes(turn), OWN_SIZES, turn, pooled) for turn in turns], hide_index=True)
+    st.subheader("Time by turn" if False not in pooled else "Re-allocations and migrations by turn (S6)")
+    st.table([told(work(turn), OWN_WORK, turn, pooled) for turn in turns], hide_index=True)
     address = config.load().jaeger_url
     traced = [turn for turn in turns if turn.trace_id]
     with st.container(key="traces"):
@@ -79,6 +87,19 @@ def _draw(store: str, process: str, session: str) -> None:
                                    for turn in traced))
         elif traced:
             st.caption(" · ".join(f"Trace of turn {turn.turn}: {units.plain(turn.trace_id)}" for turn in traced))
+
+
+def told(row: dict[str, Any], own: tuple[str, ...], turn: Turn, pooled: set[bool]) -> dict[str, Any]:
+    """A line without what a request in a shared pool has no ``own`` of; absent where other turns have it.
+
+    Cells of such a column are words then: Streamlit has no column of numbers and words.
+    """
+    if True not in pooled:
+        return row
+    if False not in pooled:
+        return {name: cell for name, cell in row.items() if name not in own}
+    return {name: cell if name not in own else "absent" if charts.shares_pool(turn) else str(cell)
+            for name, cell in row.items()}
 
 
 def sizes(turn: Turn) -> dict[str, Any]:

@@ -84,11 +84,12 @@ def test_the_tables_have_a_line_per_request_and_per_preemption(tmp_path: Path) -
             for one in requests] == [
         ("running-1", "anna", "running, decode", "-", 40, "10 s"),
         ("running-2", "ben", "running, prefill", "-", 20, "10 s"),
-        ("victim-1", "anna", "preempted", "the pool has too few blocks", 0, "5 s"),
-        ("waiting-1", "-", "waiting", "others come first", 0, "1 s")]
+        ("victim-1", "anna", "preempted, blocks", "the pool has too few blocks", 0, "5 s"),
+        ("waiting-1", "-", "waiting, turn", "others come first", 0, "1 s")]
     assert preemptions == [{
-        "when (UTC)": "22:14:55.000", "victim": "victim-1", "session": "anna", "cause": "the pool had no block left",
-        "for whom": "running-1", "tokens lost": 96, "blocks given back": 3, "held then": "running-1 5, victim-1 3"}]
+        "when (UTC)": "22:14:55.000", "victim": "victim-1", "session": "anna", "for whom": "running-1",
+        "tokens lost": 96, "blocks": 3, "cause": "the pool had no block left", "victim's whole id": "victim-1",
+        "whole id of whom": "running-1", "held then": "running-1 5, victim-1 3"}]
 
 
 def test_the_charts_have_the_pool_and_the_phases(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_an_engine_without_requests_is_said_to_be_idle(tmp_path: Path) -> None:
     other = write(tmp_path / "busy", EVENTS, close=False)
     try:
         assert "Idle: no request has moved in the engine for" in text(run("requests", tmp_path))
-        assert "although requests are open in it" in text(run("requests", tmp_path / "busy"))
+        assert "although some are open in it" in text(run("requests", tmp_path / "busy"))
     finally:
         writer.close()
         other.close()
@@ -142,7 +143,7 @@ def test_each_rank_is_shown_by_itself(tmp_path: Path) -> None:
     write(tmp_path, [pool(used=2), states()], "second", role="dp=1 tp=0")
     found = run("requests", tmp_path)
     (picker,) = found.sidebar.selectbox
-    assert sorted(option[:9] for option in picker.options) == ["dp=0 tp=0", "dp=1 tp=0"]
+    assert sorted(option[:21] for option in picker.options) == ["engine_core dp=0 tp=0", "engine_core dp=1 tp=0"]
     for process, used in (("first", "1"), ("second", "2")):
         found.sidebar.selectbox[0].select((process, POOL)).run()
         assert figures(found)["Blocks used"] == used
