@@ -32,7 +32,7 @@ WAITS = ("queued", "preempted")
 MS = 1_000_000  # of nanoseconds
 BAR, COLUMNS = 36, 2  # pixels of a bar of the pool, columns of its legend
 SEEN = 800  # a phase of a smaller part of the time than one of so many is no pixel wide, and not in the legend
-STEP = 15  # pixels of a row of the timeline
+STEP, AXIS = 15, 100  # pixels of a row of the timeline, and of its axis with what surrounds it
 
 
 class Part(NamedTuple):
@@ -182,7 +182,7 @@ def gantt(found: Timeline, slots: int) -> Any:
             shape="diamond", filled=True, size=70, color="#F0E442", stroke="#202020", strokeWidth=1, opacity=1).encode(
             x="begin:T", y=y, tooltip=["victim:N", "at:N", "cause:N", "wanted by:N", "tokens lost:Q",
                                        "blocks given back:Q", "held then:N"])
-    return drawn.properties(height=STEP * len(label) + 90)
+    return drawn.properties(height=STEP * len(label) + AXIS + LEGEND * -(-len(shown) // 2))
 
 
 def _phase_row(one: Phase, found: Timeline, label: Mapping[str, str], slots: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from streamlit_app.views import _common
 RANGES: dict[str, float] = {"1 min": 60, "5 min": 300, "15 min": 900, "1 h": 3600}
 TABLE = 420  # pixels
 # Widths in pixels: at 1280 all but whole ids and sentences is in sight. What a column is called is short, too.
-WIDTHS = {"request": 146, "session": 62, "state": 116, "for": 52, "blocks": 54, "prompt": 58, "cached": 58,
-          "computed": 76, "new": 46, "lost": 42, "open for": 66, "priority": 68, "whole id": 330, "waits because": 420,
+WIDTHS = {"request": 142, "session": 62, "state": 120, "for": 50, "blocks": 54, "prompt": 56, "cached": 58,
+          "computed": 74, "new": 44, "lost": 42, "open for": 64, "priority": 76, "whole id": 330, "waits because": 420,
           "when (UTC)": 98, "victim": 146, "for whom": 146, "tokens lost": 84, "cause": 172, "victim's whole id": 330,
           "whole id of whom": 330, "held then": 600}
 HELP = {"cached": "Tokens of the prompt that the prefix cache had.", "new": "Tokens that were generated.",
