@@ -78,16 +78,21 @@ def test_a_duration_on_a_bound_is_in_its_bucket() -> None:
             assert (times.counts, times.sum_ns) == (buckets(duration), duration)
 
 
-def test_blocks_from_before_the_ledger_are_as_old_as_it_is(clock: Clock) -> None:
-    """Content that was there when kvobs began ages from then on: less than the truth, never more."""
-    pool = Watched(2)
-    pool.blocks[1].block_hash = b"old"
+def test_the_age_of_blocks_from_before_the_ledger_is_not_told(clock: Clock) -> None:
+    """Content that was there when kvobs began, or went on after a pause, is evicted without an age."""
+    pool = Watched(3)
+    (seen,) = pool.get_new_blocks(1)
     pool.ledger.resume(1)
+    pool.free_blocks([seen])
+    for block in pool.blocks[1:]:
+        block.block_hash = bytes([block.block_id])
+    pool.ledger.cached = pool.ledger.audit()
     clock.now += 7_000_000_000
-    pool.get_new_blocks(1)
+    pool.get_new_blocks(2)
     taken = pool.ledger.take_evictions()
     assert taken is not None
-    assert taken[0].sum_ns == taken[1].sum_ns == 7_000_000_000
+    ages, idles = taken
+    assert (pool.ledger.evictions, sum(ages.counts), sum(idles.counts), idles.sum_ns) == (2, 0, 1, 7_000_000_000)
 
 
 def test_so_many_hashes_are_remembered_the_newest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
