@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+pytest.importorskip("opentelemetry.sdk", reason="The OpenTelemetry SDK is not installed (extra otel).")
+
 from kvobs.exporters._sdk import Traces
 
 
