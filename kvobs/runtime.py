@@ -118,6 +118,8 @@ class Runtime:
             self._guarded("store", self._start_store)
             if self.endpoint is not None:
                 self.targets = Targets(self.config.store, self.process_id, self.endpoint)
+                # At once: Prometheus watches only directories that are there when it starts.
+                self._guarded("targets", self.targets.keep, self._clock(), None)
 
     def _start_thread(self, body: Callable[[], None]) -> None:
         thread = threading.Thread(target=body, name="kvobs-drain", daemon=True)
