@@ -72,4 +72,4 @@ def _open(ended: Sequence[Phase], states: Stored[RequestStates] | None) -> list[
         last[one.request] = max(last.get(one.request, 0), one.end_ns)
     return [Phase(row.request, row.session, row.phase, row.since_ns, max(states.wall_ns, row.since_ns), "", row.blocks,
                   True, row.reason)
-            for row in states.record.rows if last.get(row.request, 0) <= row.since_ns]
+            for row in states.record.rows if row.since_ns is not None and last.get(row.request, 0) <= row.since_ns]

@@ -20,8 +20,9 @@ REASONS = {
     "grammar": "the grammar is being compiled", "remote_kv": "the KV comes from elsewhere and is not here yet",
     "stream": "more input is still to come", "paused": "the engine is paused",
     "step": "a step runs, and the engine takes new requests in after it",
-    "": "the scheduler has not tried yet"}
-CAUSES = {"blocks": "the pool had no block left", "reset": "the prefix cache was reset"}
+    "": "the engine does not tell why"}
+CAUSES = {"blocks": "the pool had no block left", "reset": "the prefix cache was reset",
+          "forced": "the engine retracts without need, as in its own tests"}
 PHASES = {"queued": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted, waits"}
 
 SILENT_S = 5.0  # an engine with open requests tells of them every second
@@ -197,12 +198,13 @@ def open_rows(states: Stored[RequestStates], now_ns: int | None = None) -> list[
 
 def _open_row(row: RequestRow, slots: int, name: str, at_ns: int) -> dict[str, object]:
     why = "-" if row.state == "running" else reason_of(row.reason, slots)
-    since_s, arrived_s = (max(at_ns - when, 0) / SECOND_NS for when in (row.since_ns, row.arrived_ns))
+    since, arrived = ("not known" if when is None else units.seconds(max(at_ns - when, 0) / SECOND_NS)
+                      for when in (row.since_ns, row.arrived_ns))
     detail = row.phase if row.state == "running" else row.reason
     return {"request": name, "session": row.session or "-", "state": ", ".join(filter(None, (row.state, detail))),
-            "for": units.seconds(since_s), "blocks": row.blocks, "prompt": row.prompt_tokens,
+            "for": since, "blocks": row.blocks, "prompt": row.prompt_tokens,
             "cached": row.cached_tokens, "computed": row.computed_tokens, "new": row.new_tokens,
-            "lost": row.preemptions, "open for": units.seconds(arrived_s), "priority": row.priority,
+            "lost": row.preemptions, "open for": arrived, "priority": row.priority,
             "whole id": row.request, "waits because": why}
 
 

@@ -32,8 +32,8 @@ ROWS: tuple[Row, ...] = (
           "blocks held x block size - tokens"),
     gauge("kvobs.kv.tail.usage", "By", WHO, "Memory of kvobs.kv.tail.", "tokens x bytes per token"),
     gauge("kvobs.kv.unexplained", "{block}", WHO,
-          "Blocks that no state explains: the pool's size less used, cached, free and pinned; 0 in a sound pool.",
-          "size - sum of states, from the pool's own records"),
+          "Blocks that no state explains, or two do: the pool's size less used, cached, free and pinned, unsigned; 0 "
+          "in a sound pool.", "magnitude of size - sum of states, from the pool's own records"),
     gauge("kvobs.requests", "{request}", ("model", "state", "reason"),
           "Requests in a serving engine by state (running, waiting, preempted) and by why they wait.",
           "the scheduler's own queues"),

@@ -20,6 +20,11 @@ _READINGS = 10_000
 T = TypeVar("T")
 
 
+def who_of(origin: model.Origin) -> Attributes:
+    """The attributes (model, device, cache) of an origin."""
+    return (origin.model, origin.device, origin.cache)
+
+
 class _Cache(msgspec.Struct):
     origin: model.Origin
     parts: tuple[tuple[str, int, int, int], ...]
@@ -97,7 +102,7 @@ class Caches:
     def _blocks(self, pinned: Callable[[int], int | None]) -> dict[Attributes, float]:
         blocks: dict[Attributes, float] = {}
         for pool in self._pools.values():
-            who = (pool.origin.model, pool.origin.device, pool.origin.cache)
+            who = who_of(pool.origin)
             for state, number in (("used", pool.used), ("cached", pool.cached), ("free", pool.free),
                                   ("pinned", pinned(pool.cache_id))):
                 if number is not None:

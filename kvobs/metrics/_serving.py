@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kvobs import model
+from kvobs.metrics._alive import SECOND, who_of
 from kvobs.metrics._points import Attributes, PointTable
-
-SECOND = 1e9
 
 # Counters of ``PoolWork``: metric, what follows its (model, device, cache), field.
 _GROWING: tuple[tuple[str, Attributes, str], ...] = (
@@ -20,11 +19,6 @@ _GROWING: tuple[tuple[str, Attributes, str], ...] = (
     ("kvobs.prefix.queried", ("resumed",), "resumed_queried_tokens"),
     ("kvobs.prefix.hit", ("resumed",), "resumed_hit_tokens"),
 )
-
-
-def who_of(origin: model.Origin) -> Attributes:
-    """The attributes (model, device, cache) of an origin."""
-    return (origin.model, origin.device, origin.cache)
 
 
 class Serving:
@@ -75,7 +69,7 @@ class Serving:
         unexplained: dict[Attributes, float] = {}
         for work in self._work.values() if shown else ():
             who = who_of(work.origin)
-            unexplained[who] = unexplained.get(who, 0) + work.unexplained
+            unexplained[who] = unexplained.get(who, 0) + abs(work.unexplained)  # one that lacks hides none too many
             for points, value in ((tokens, work.tail_tokens), (memory, work.tail_bytes)):
                 if value is not None:
                     points[who] = points.get(who, 0) + value

@@ -13,9 +13,9 @@ from typing import Any
 
 from kvobs import model
 from kvobs.catalog import Row
-from kvobs.metrics._alive import SECOND, Allocators, Caches, Windows
+from kvobs.metrics._alive import SECOND, Allocators, Caches, Windows, who_of
 from kvobs.metrics._points import Attributes, Observation, PointTable, Value
-from kvobs.metrics._serving import Serving, who_of
+from kvobs.metrics._serving import Serving
 
 
 class Metrics:
@@ -112,7 +112,7 @@ class Metrics:
 
     def _fold_step(self, step: model.Step) -> None:
         origin, table = step.origin, self._table
-        who = (origin.model, origin.device, origin.cache)
+        who = who_of(origin)
         phase = "prefill" if step.prefill else "decode"
         self._caches.sizes(step)
         table.add("kvobs.kv.reallocations", (*who, phase), step.reallocations)
@@ -127,7 +127,7 @@ class Metrics:
         self._caches.sizes(sizes)
 
     def _fold_rewrite(self, rewrite: model.Rewrite) -> None:
-        who = (rewrite.origin.model, rewrite.origin.device, rewrite.origin.cache)
+        who = who_of(rewrite.origin)
         self._table.add("kvobs.kv.reallocations", (*who, "rewrite"), rewrite.reallocations)
         self._table.add("kvobs.kv.copied", who, rewrite.bytes_copied)
 
@@ -144,7 +144,7 @@ class Metrics:
 
     def _fold_blocks(self, pool: model.Blocks) -> None:
         before = self._caches.pool(pool)
-        who = (pool.origin.model, pool.origin.device, pool.origin.cache)
+        who = who_of(pool.origin)
         for name, field in (("kvobs.kv.block.allocations", "allocations"), ("kvobs.kv.block.failures", "failures"),
                             ("kvobs.kv.preemptions", "preemptions")):
             self._table.add(name, who, getattr(pool, field) - (getattr(before, field) if before else 0))

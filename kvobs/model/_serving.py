@@ -103,8 +103,9 @@ class RequestRow(msgspec.Struct, frozen=True, gc=False):
 
     ``reason`` says why one that waits does: ``blocks`` (the pool has too few), ``slots`` (as many requests run as may),
     ``tokens`` (the step's token budget is spent), ``turn`` (others are before it), ``step`` (it came while a step runs
-    and is taken in after it), ``grammar``, ``remote_kv``, ``stream``, ``paused``, or empty while nobody has tried.
-    ``since_ns`` is when the phase it is in began.
+    and is taken in after it), ``grammar``, ``remote_kv``, ``stream``, ``paused``, or empty where that is not
+    known. ``since_ns`` is when the phase it is in began; like the arrival, and what of the prompt was cached, it is
+    absent of a request that was open before it was observed.
     """
 
     request: str
@@ -113,12 +114,12 @@ class RequestRow(msgspec.Struct, frozen=True, gc=False):
     state: str
     reason: str
     phase: str
-    arrived_ns: int
-    since_ns: int
+    arrived_ns: int | None
+    since_ns: int | None
     prompt_tokens: int
     new_tokens: int
     computed_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     blocks: int
     preemptions: int
 

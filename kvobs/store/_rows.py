@@ -192,7 +192,8 @@ def phase_of(row: Sequence[Any]) -> model.RequestPhase:
 def states_row(states: model.RequestStates, wall: WallClock) -> Row:
     """Who is in an engine; the newest word of a cache is kept, its rows with times on the wall clock."""
     rows = [{**msgspec.structs.asdict(one), "request": clip(one.request), "session": clip(one.session),
-             "arrived_ns": wall(one.arrived_ns), "since_ns": wall(one.since_ns)} for one in states.rows]
+             **{name: None if t_ns is None else wall(t_ns)
+                for name, t_ns in (("arrived_ns", one.arrived_ns), ("since_ns", one.since_ns))}} for one in states.rows]
     return (states.cache_id, wall(states.t_ns), states.t_ns, *origin_row(states.origin), states.block_bytes,
             states.slots, json.dumps(states.counts), json.dumps(rows), states.more, clip(states.next_request),
             states.next_needs, states.next_verdict, clip(states.next_sentence))

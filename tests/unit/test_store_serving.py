@@ -51,5 +51,10 @@ def test_who_is_in_the_engine_is_the_newest_word(tmp_path: Path) -> None:
     assert found.wall_ns == 104 * SECOND
     (shown,) = found.record.rows
     assert (shown.arrived_ns, shown.since_ns) == (101 * SECOND, 102 * SECOND)
+    unknown = model.RequestRow("r2", "", "normal", "running", "", "", None, None, 40, 0, 0, None, 0, 0)
+    (found,) = requests(written(tmp_path / "other", model.RequestStates(
+        4 * SECOND, ORIGIN, 7, 4096, 8, (("running", "", 1),), (unknown,), 0)))
+    assert found.record.rows == (unknown,)
+    (found,) = requests(StoreReader(tmp_path))
     assert (found.record.counts, found.record.more, found.record.next_needs) == (new.counts, 0, 2)
     assert (found.record.next_verdict, found.record.next_sentence) == ("WAIT", "It waits.")

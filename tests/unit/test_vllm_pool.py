@@ -11,13 +11,17 @@ from opentelemetry import trace
 from kvobs.bus import Bus
 from kvobs.catalog import EVICTION_BOUNDS_NS
 from kvobs.config import Config
+from kvobs.model import Evictions, Origin
 from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources import Wiring
+from kvobs.sources._eviction_times import Times
 from kvobs.sources._patch import Patches
 from kvobs.sources.vllm import _pool
 from kvobs.sources.vllm._hooks import EngineHooks
 from kvobs.sources.vllm._requests import Desk
 from tests.vllm_pool import Pool, Watched
+
+ORIGIN = Origin("vllm", "tiny", "BlockPool", "cpu", "bfloat16")
 
 
 class Clock:
@@ -61,21 +65,18 @@ def test_age_runs_from_hand_out_and_idle_time_from_the_last_holder(clock: Clock)
     pool.free_blocks(blocks)
     clock.now = 31 * second
     pool.get_new_blocks(1)
-    taken = pool.ledger.take_evictions()
-    assert taken is not None
-    ages, idles = taken
-    assert (ages.counts, ages.sum_ns) == (buckets(30 * second), 30 * second)
-    assert (idles.counts, idles.sum_ns) == (buckets(20 * second), 20 * second)
-    assert pool.ledger.take_evictions() is None
+    assert pool.ledger.times.take(31 * second, ORIGIN, 7) == Evictions(
+        31 * second, ORIGIN, 7, tuple(buckets(30 * second)), 30 * second, tuple(buckets(20 * second)), 20 * second)
+    assert pool.ledger.times.take(32 * second, ORIGIN, 7) is None
 
 
 def test_a_duration_on_a_bound_is_in_its_bucket() -> None:
     """Bounds are inclusive above, and what is above them all has a bucket of its own."""
     for bound in EVICTION_BOUNDS_NS:
         for duration in (bound, bound + 1):
-            times = _pool.Times()
-            times.add(duration)
-            assert (times.counts, times.sum_ns) == (buckets(duration), duration)
+            times = Times()
+            times.add(duration, 3)
+            assert (times.counts, times.sum_ns) == ([3 * number for number in buckets(duration)], 3 * duration)
 
 
 def test_the_age_of_blocks_from_before_the_ledger_is_not_told(clock: Clock) -> None:
@@ -89,9 +90,7 @@ def test_the_age_of_blocks_from_before_the_ledger_is_not_told(clock: Clock) -> N
     pool.ledger.cached = pool.ledger.audit()
     clock.now += 7_000_000_000
     pool.get_new_blocks(2)
-    taken = pool.ledger.take_evictions()
-    assert taken is not None
-    ages, idles = taken
+    ages, idles = pool.ledger.times.ages, pool.ledger.times.idles
     assert (pool.ledger.evictions, sum(ages.counts), sum(idles.counts), idles.sum_ns) == (2, 0, 1, 7_000_000_000)
 
 

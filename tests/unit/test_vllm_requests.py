@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.trace import NoOpTracer
 
-from kvobs import spans
+from kvobs import model, spans
 from kvobs.plugins._vllm import settings
+from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources.vllm._arrivals import Arrivals
 from kvobs.sources.vllm._engine import SHOW_NS, EngineRecord
-from kvobs.sources.vllm._requests import OpenRequest, outcome_of, told
+from kvobs.sources.vllm._requests import Desk, OpenRequest, Sizes, outcome_of, told
 
 MS = 1_000_000
 
@@ -45,15 +47,44 @@ def test_phases_travel_in_unix_time_with_their_events() -> None:
 def test_a_request_is_received_before_the_scheduler_takes_it_in() -> None:
     """Requests wait in the order in which they came, with their own time, until each is taken once."""
     arrivals = Arrivals(lambda request: f"session of {request.request_id}")
-    for name, tokens in (("a", 5), ("b", 7), ("a", 9)):
+    for name, tokens in (("a", 5), ("b", 7), ("a", 9), ("c", 3)):
         arrivals.received(SimpleNamespace(request_id=name, num_prompt_tokens=tokens))
-    first, second = arrivals.waiting()
+    first, second, third = arrivals.waiting()
     assert (first.request, first.session, first.prompt_tokens) == ("a", "session of a", 5)
     assert (second.request, second.prompt_tokens) == ("b", 7)
-    assert first.received_ns <= second.received_ns
-    assert [arrivals.taken(name) for name in ("b", "a", "a", "never")] == [
-        second.received_ns, first.received_ns, None, None]
+    assert first.received_ns <= second.received_ns <= third.received_ns
+    assert [arrivals.taken(name) for name in ("a", "never", "c", "a", "c")] == [
+        first.received_ns, None, third.received_ns, None, None]
+    assert arrivals.waiting() == []  # b came before c, so it is no more in the queue either
+
+
+def test_what_was_received_before_a_pause_does_not_wait_for_ever() -> None:
+    """After a pause nobody is said to wait who was taken in meanwhile, unseen."""
+    arrivals = Arrivals(lambda request: "")
+    arrivals.received(SimpleNamespace(request_id="a", num_prompt_tokens=5))
+    arrivals.clear()
     assert arrivals.waiting() == []
+    assert arrivals.taken("a") is None
+
+
+@pytest.mark.parametrize(("status", "told"), [("FINISHED_STOPPED", True), ("FINISHED_LENGTH_CAPPED", True),
+                                              ("FINISHED_ABORTED", False), ("FINISHED_ERROR", False)])
+def test_the_time_per_token_is_of_requests_that_came_to_their_end(status: str, told: bool) -> None:
+    """A request that was ended from outside may have waited since its last token, so that it tells none."""
+    emitted: list[model.Event] = []
+    desk = Desk(lambda: NoOpTracer(), emitted.append, Names("plain"), TurnNumbers())
+    request = SimpleNamespace(request_id="r", session_id=None, trace_headers=None, num_prompt_tokens=4,
+                              num_output_tokens=3, status=SimpleNamespace(name=status), sampling_params=None)
+    origin = model.Origin("vllm", "tiny", "BlockPool", "cpu", "bfloat16")
+    found = desk.open(request, origin, None)
+    found.first_ns = found.arrived_ns + MS
+    desk.close(found, origin, 1, 2, Sizes(200, 1_000, 500, 70))
+    (turn,) = (event for event in emitted if isinstance(event, model.Turn))
+    assert (turn.tpot_ns is not None) == told
+    assert (turn.ttft_ns, turn.kv_bytes, turn.kv_reserved_bytes, turn.kv_largest_bytes, turn.bytes_written) == (
+        MS, 200, 1_000, 500, 70)
+    if told:
+        assert turn.tpot_ns == (turn.t_ns - turn.start_ns - MS) // 2
 
 
 def test_who_looks_from_another_thread_sees_a_scheduler_at_rest_or_nothing() -> None:

@@ -47,7 +47,7 @@ class Own:
 
 def load(model: str, name: str) -> Any:
     """Start vLLM on the CPU with a pool that is too small for all sessions at once."""
-    # Three times as fast as bfloat16 where the CPU has no arithmetic for it.
+    # Many CPUs have no arithmetic for bfloat16.
     return importlib.import_module("vllm").LLM(
         model=model, served_model_name=name, dtype="float32", max_model_len=script.CONTEXT,
         max_num_seqs=len(script.DIALOGUES), block_size=script.BLOCK_TOKENS, num_gpu_blocks_override=script.POOL_BLOCKS,

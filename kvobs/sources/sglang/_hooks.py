@@ -9,12 +9,12 @@ wait again and again to order them.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from kvobs.bus import Bus
 from kvobs.model import Emit
+from kvobs.sources._identity import ByIdentity
 from kvobs.sources.sglang._account import read, tail_of, unchecked
 from kvobs.sources.sglang._clock import TickClock
 from kvobs.sources.sglang._hooking import Hook, Hooking
@@ -31,12 +31,9 @@ class EngineHooks:
 
     def __init__(self, bus: Bus, emit: Emit, hooking: Hooking, shown: Callable[[str], str]) -> None:
         self._bus, self._emit, self._hooking = bus, emit, hooking
-        self._sets: dict[int, PoolSet] = {}
+        self._sets: ByIdentity[PoolSet] = ByIdentity()  # of schedulers
         self._by_tree: dict[int, PoolSet] = {}
         self._by_allocator: dict[int, Pool] = {}
-        self._read_ns: dict[int, int] = {}
-        self._idle: dict[int, bool] = {}
-        self._ends: dict[int, weakref.finalize[[int], Any]] = {}
         self.why_unchecked = ""
         self.unseen: tuple[str, ...] = ()
         self.clock = TickClock()
@@ -44,16 +41,13 @@ class EngineHooks:
 
     def pool_sets(self) -> list[PoolSet]:
         """The pools of every scheduler that is alive."""
-        return list(self._sets.values())
+        return self._sets.records()
 
     def forget(self) -> None:
         """Uninstalled: the pools are not observed any more."""
-        for end in self._ends.values():
-            end.detach()
-        for pools in self.pool_sets():
+        for pools in self._sets.clear():
             pools.gone(self._emit)
-        self._ends = {}
-        self._sets, self._by_tree, self._by_allocator = {}, {}, {}
+        self._by_tree, self._by_allocator = {}, {}
 
     # -- guarded ways to look ----------------------------------------------------------------------------
 
@@ -101,48 +95,39 @@ class EngineHooks:
     def step(self, scheduler: Any, *_: Any, **__: Any) -> None:
         """An iteration begins: the last one's accounting is complete."""
         now = time.monotonic_ns()
-        key = id(scheduler)
-        if now - self._read_ns.get(key, 0) >= READ_NS:
+        pools = self._sets.get(scheduler)
+        if pools is None or now - pools.read_ns >= READ_NS:
             self.look(scheduler, now)
 
     def idle(self, scheduler: Any, *_: Any, **__: Any) -> None:
         """The scheduler has nothing to run; it may sleep now, so that the last word is due."""
-        if not self._idle.get(id(scheduler)) and scheduler.is_fully_idle():
+        pools = self._sets.get(scheduler)
+        if (pools is None or not pools.idle) and scheduler.is_fully_idle():
             self.look(scheduler, time.monotonic_ns())
 
     def look(self, scheduler: Any, now_ns: int) -> None:
         """Read all pools of a scheduler and tell what changed."""
-        key = id(scheduler)
-        pools = self._sets.get(key) or self._bind(scheduler)
+        pools = self._sets.get(scheduler) or self._bind(scheduler)
         idle = bool(scheduler.is_fully_idle())
-        self._read_ns[key], self._idle[key] = now_ns, idle
+        pools.read_ns, pools.idle = now_ns, idle
         self.why_unchecked = unchecked(scheduler, pools, idle=idle)
         pools.first.tail_tokens = 0 if idle else tail_of(pools)
         for name, tokens in read(pools, idle=idle, checked=not self.why_unchecked).items():
             pools.pools[name].tell(now_ns, tokens, self._emit, idle=idle)
 
     def _bind(self, scheduler: Any) -> PoolSet:
-        key, pools = id(scheduler), PoolSet(scheduler)
-        self._sets[key] = pools
+        pools = self._sets.add(scheduler, PoolSet(scheduler), self._unbind)
         self._by_tree[id(pools.tree)] = pools
         self._by_allocator.update(pools.by_allocator)
         self.unseen = tuple(sorted({
             type(leaf).__name__ for leaf in (pools.allocator, getattr(pools.allocator, "full_attn_allocator", None))
             if leaf is not None and not self._hooking.hooks(type(leaf), "alloc")}))
-        end = self._ends[key] = weakref.finalize(scheduler, self._unbind, key)
-        end.atexit = False
         return pools
 
-    def _unbind(self, key: int) -> None:
-        self._ends.pop(key, None)
-        pools = self._sets.pop(key, None)
-        if pools is None:
-            return
+    def _unbind(self, pools: PoolSet) -> None:
         self._by_tree.pop(id(pools.tree), None)
         for allocator in pools.by_allocator:
             self._by_allocator.pop(allocator, None)
-        self._read_ns.pop(key, None)
-        self._idle.pop(key, None)
         pools.gone(self._emit)
 
     # -- allocators --------------------------------------------------------------------------------------
@@ -166,7 +151,7 @@ class EngineHooks:
 
     def allocating_both(self, allocator: Any, *_: Any, **__: Any) -> tuple[PoolSet, int] | None:
         """The allocator of a full and a sliding pool is asked for blocks of both."""
-        for pools in self._sets.values():
+        for pools in self.pool_sets():
             if pools.allocator is allocator:
                 return pools, sum(pool.failures for pool in pools.pools.values())
         return None
@@ -196,13 +181,13 @@ class EngineHooks:
         pools = self._by_tree.get(id(tree))
         if pools is not None:
             now, pool = time.monotonic(), pools.tree_pool()
-            pool.ages.add(pool.blocks(len(node.key)), max(0, round((now - node.creation_time) * SECOND)),
-                          max(0, round((now - node.last_access_time) * SECOND)))
+            pool.times.add(max(0, round((now - node.creation_time) * SECOND)),
+                           max(0, round((now - node.last_access_time) * SECOND)), pool.blocks(len(node.key)))
 
     def component_evicted(self, result: Any, core: Any, node: Any, component: Any, *_: Any, **__: Any) -> None:
         """The unified tree gave up a node's slots of one pool; its nodes carry ticks of a logical clock."""
         freed = result[0]
-        pools = next((one for one in self._sets.values() if getattr(one.tree, "tree_core", None) is core), None)
+        pools = next((one for one in self.pool_sets() if getattr(one.tree, "tree_core", None) is core), None)
         if not freed or pools is None:
             return
         name = str(component.component_type)
@@ -210,7 +195,7 @@ class EngineHooks:
         born, used = self.clock.time_of(node.creation_time), self.clock.time_of(node.last_access_time)
         if pool is not None and born is not None and used is not None:
             now = time.monotonic_ns()
-            pool.ages.add(pool.blocks(freed), now - born, now - used)
+            pool.times.add(now - born, now - used, pool.blocks(freed))
 
     def tree_used(self, tick: Callable[[], float]) -> Callable[..., None]:
         """The unified tree is about to be accessed: note which tick comes next."""

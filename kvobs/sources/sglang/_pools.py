@@ -12,8 +12,9 @@ from collections import OrderedDict
 from typing import Any
 
 from kvobs import model
-from kvobs.catalog import EVICTION_BOUNDS_NS
 from kvobs.model import Emit
+from kvobs.sources._eviction_times import EvictionTimes
+from kvobs.sources._identity import next_cache_id
 from kvobs.sources.sglang._balance import Tokens, balance, gap_of, sentence
 from kvobs.sources.sglang._hooking import SOURCE
 
@@ -21,45 +22,12 @@ FULL, SWA, MAMBA = "full", "swa", "mamba"
 MOST_LOST = 4_096  # retracted requests whose return is awaited
 
 
-class Ages:
-    """Ages and idle times of evicted blocks since they were last told, by bucket."""
-
-    def __init__(self) -> None:
-        self._ages = [0] * (len(EVICTION_BOUNDS_NS) + 1)
-        self._idles = list(self._ages)
-        self._ages_sum = self._idles_sum = 0
-
-    def add(self, blocks: int, age_ns: int, idle_ns: int) -> None:
-        """So many blocks of one node."""
-        self._ages[_bucket(age_ns)] += blocks
-        self._idles[_bucket(idle_ns)] += blocks
-        self._ages_sum += blocks * age_ns
-        self._idles_sum += blocks * idle_ns
-
-    def take(self, t_ns: int, origin: model.Origin, cache_id: int) -> model.Evictions | None:
-        """The event, and begin anew; None where there were none."""
-        if not any(self._ages):
-            return None
-        event = model.Evictions(t_ns, origin, cache_id, tuple(self._ages), self._ages_sum, tuple(self._idles),
-                                self._idles_sum)
-        self.__init__()  # type: ignore[misc]
-        return event
-
-
-def _bucket(duration_ns: int) -> int:
-    for position, bound in enumerate(EVICTION_BOUNDS_NS):
-        if duration_ns <= bound:
-            return position
-    return len(EVICTION_BOUNDS_NS)
-
-
 class Pool:
-    """One pool: identity, geometry and counters. ``allocator`` is the leaf whose calls are counted."""
+    """One pool: identity, geometry and counters."""
 
-    def __init__(self, name: str, allocator: Any, kind: str, page_size: int, block_bytes: int, scheduler: Any,
-                 dtype: str) -> None:
+    def __init__(self, name: str, kind: str, page_size: int, block_bytes: int, scheduler: Any, dtype: str) -> None:
         self.name = name
-        self.cache_id = id(allocator)
+        self.cache_id = next_cache_id()
         self.page_size = page_size
         self.block_bytes = block_bytes
         self.origin = model.Origin(SOURCE, str(getattr(scheduler.server_args, "model_path", "")),
@@ -68,7 +36,7 @@ class Pool:
         self.evictions = self.dropped = self.touches = 0
         self.queried = self.hit = self.resumed_queried = self.resumed_hit = self.recomputed = 0
         self.tail_tokens: int | None = None
-        self.ages = Ages()
+        self.times = EvictionTimes()
         self.tokens: Tokens | None = None
         self.suspect = 0
         self.broken = ""
@@ -102,9 +70,9 @@ class Pool:
             self._told = (blocks, work)
             emit(blocks)
             emit(work)
-        ages = self.ages.take(now_ns, self.origin, self.cache_id)
-        if ages is not None:
-            emit(ages)
+        evicted = self.times.take(now_ns, self.origin, self.cache_id)
+        if evicted is not None:
+            emit(evicted)
 
 
 def _differ(before: Any, after: Any) -> bool:
@@ -125,6 +93,8 @@ class PoolSet:
         allocator = self.allocator = scheduler.token_to_kv_pool_allocator
         self.page_size = int(self.tree.page_size)
         self.pools: dict[str, Pool] = {}
+        self.by_allocator: dict[int, Pool] = {}  # by identity
+        self.read_ns, self.idle = 0, False  # when it was read last, and whether the scheduler was idle then
         self.lost: OrderedDict[str, int] = OrderedDict()
         self.unsized: list[str] = []
         kv = allocator.get_kvcache()
@@ -143,7 +113,6 @@ class PoolSet:
         if self.checker.is_hybrid_ssm:
             self._add(MAMBA, self.rows.mamba_allocator, 1, self.rows.mamba_pool, scheduler, dtype)
         self.first = next(iter(self.pools.values()))
-        self.by_allocator = {pool.cache_id: pool for pool in self.pools.values()}
 
     def _add(self, name: str, allocator: Any, page_size: int, storage: Any, scheduler: Any, dtype: str) -> None:
         size = bytes_of_page(storage)
@@ -151,8 +120,8 @@ class PoolSet:
             self.unsized.append(name)
         # Pools of one shared buffer have no allocators of their own.
         kind = type(allocator if allocator is not None else self.allocator).__name__
-        self.pools[name] = Pool(name, allocator if allocator is not None else storage, kind, page_size, size, scheduler,
-                                dtype)
+        pool = self.pools[name] = Pool(name, kind, page_size, size, scheduler, dtype)
+        self.by_allocator[id(allocator if allocator is not None else storage)] = pool
 
     def tree_pool(self) -> Pool:
         """The pool of the tokens that the tree counts first; of a model whose layers all slide, the SWA pool."""
@@ -185,5 +154,5 @@ def bytes_of_page(storage: Any) -> int:
     """
     try:
         return sum(int(length) for length in storage.get_contiguous_buf_infos()[2])
-    except Exception:
+    except (AttributeError, IndexError, NotImplementedError, TypeError):
         return 0

@@ -146,4 +146,4 @@ def _accounting(engine: EngineHooks) -> Iterable[Availability]:
     unsized = ", ".join(sorted({name for pools in sets for name in pools.unsized}))
     if unsized:
         yield Availability("sglang block bytes", False,
-                           f"SGLang does not say how large a page of the pools {unsized} is; their bytes are 0.")
+                           f"SGLang does not say how large a page of the pools {unsized} is; their bytes are not told.")

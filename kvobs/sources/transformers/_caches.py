@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 import time
 import weakref
@@ -11,12 +10,12 @@ from collections import deque
 from typing import Any
 
 from kvobs.model import CacheGone, Emit, Origin
+from kvobs.sources._identity import next_cache_id
 from kvobs.sources.transformers._layers import layers_of, measurable
 from kvobs.sources.transformers._sweep import CacheSweep
 
 SOURCE = "transformers"
 _INNER = ("self_attention_cache", "cross_attention_cache")
-_ids = itertools.count(1)
 
 
 class CacheRecord:
@@ -29,7 +28,7 @@ class CacheRecord:
                  "session", "sweep", "turns")
 
     def __init__(self, model: str, epoch: int) -> None:
-        self.id = next(_ids)
+        self.id = next_cache_id()
         self.epoch = epoch
         self.deep: Any = None
         self.model = model

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvobs.model import CacheGone, Emit, Migration, OutOfMemory, Step
-from kvobs.sources.transformers._paged_pool import ByIdentity, Flight, PoolRecord
+from kvobs.sources._identity import ByIdentity
+from kvobs.sources.transformers._paged_pool import Flight, PoolRecord
 from kvobs.sources.transformers._paged_requests import (
     Desk,
     OpenRequest,

@@ -10,58 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from kvobs import model
+from kvobs.sources._identity import next_cache_id
 from kvobs.sources.transformers._paged_requests import Requests
-
-T = TypeVar("T")
-
-
-class ByIdentity(Generic[T]):
-    """Records about third-party objects, kept by identity and only as long as the objects live."""
-
-    def __init__(self) -> None:
-        self._records: dict[int, T] = {}
-        self._ends: dict[int, weakref.finalize[Any, Any]] = {}
-
-    def get(self, owner: Any) -> T | None:
-        """The record of the object, if it has one."""
-        return self._records.get(id(owner))
-
-    def add(self, owner: Any, record: T, gone: Callable[[T], None]) -> T:
-        """Keep a record (or return the one that is there already); ``gone`` is told when the object died."""
-        key = id(owner)
-        kept = self._records.setdefault(key, record)
-        if kept is record:
-            end = weakref.finalize(owner, self._end, key, gone)
-            end.atexit = False
-            self._ends[key] = end
-        return kept
-
-    def _end(self, key: int, gone: Callable[[T], None]) -> None:
-        self._ends.pop(key, None)
-        record = self._records.pop(key, None)
-        if record is not None:
-            gone(record)
-
-    def records(self) -> list[T]:
-        """All records."""
-        return list(self._records.values())
-
-    def clear(self) -> list[T]:
-        """Forget everything; the records that were kept."""
-        for end in list(self._ends.values()):
-            end.detach()
-        self._ends.clear()
-        records = list(self._records.values())
-        self._records.clear()
-        return records
 
 
 class Flight(msgspec.Struct, frozen=True, gc=False):
@@ -102,7 +59,7 @@ class PoolRecord:
             AttributeError: the cache lacks something of the geometry that transformers 5.18 introduced.
         """
         allocators = cache.cache_allocators
-        self.cache_id = id(cache)
+        self.cache_id = next_cache_id()
         self.device = str(cache.device)
         self.block_bytes = math.gcd(*(allocator.bytes_per_block for allocator in allocators.values()))
         self._groups = [_Group(name, allocator, self.block_bytes) for name, allocator in allocators.items()]

@@ -43,10 +43,22 @@ class Arrivals:
                 self._waiting.popitem(last=False)
 
     def taken(self, request_id: str) -> int | None:
-        """The scheduler takes a request in: when it was received, if that was seen."""
+        """The scheduler takes a request in: when it was received, if that was seen.
+
+        The queue keeps its order, so that those received before it were taken unseen, or refused.
+        """
         with self._lock:
-            found = self._waiting.pop(request_id, None)
-        return found.received_ns if found is not None else None
+            if request_id not in self._waiting:
+                return None
+            while True:
+                name, found = self._waiting.popitem(last=False)
+                if name == request_id:
+                    return found.received_ns
+
+    def clear(self) -> None:
+        """Nothing was seen for a while: who still waits is not known."""
+        with self._lock:
+            self._waiting.clear()
 
     def waiting(self) -> list[Arrival]:
         """Those that wait, oldest first."""

@@ -6,28 +6,23 @@ and when it falls idle; who is in the engine about once a second, also while a s
 
 from __future__ import annotations
 
-import itertools
 import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from kvobs.model import Blocks, CacheGone, Emit, Event, Evictions, Origin, PoolWork, Preemption, Step
+from kvobs.model import Blocks, CacheGone, Emit, Event, Origin, PoolWork, Preemption, Step
+from kvobs.sources._identity import next_cache_id
 from kvobs.sources.vllm._arrivals import Arrivals
-from kvobs.sources.vllm._layout import Layout, block_bytes_of, origin_of
+from kvobs.sources.vllm._layout import Layout, block_bytes_of, largest_buffer_of, origin_of
 from kvobs.sources.vllm._pool import PoolLedger, is_cached
-from kvobs.sources.vllm._requests import Desk, OpenRequest
+from kvobs.sources.vllm._requests import Desk, OpenRequest, Sizes
 from kvobs.sources.vllm._snapshot import Snapshot
 
-_serial = itertools.count(1)
 TELL_NS = 50_000_000
 SHOW_NS = 1_000_000_000
 MOST_HOLDERS = 8
 MOST_FLIGHTS = 64
-
-
-def _gone(emit: Emit, cache_id: int) -> None:
-    emit(CacheGone(time.monotonic_ns(), cache_id))
 
 
 class Spent:
@@ -61,10 +56,11 @@ class EngineRecord:
         observability = getattr(scheduler.vllm_config, "observability_config", None)
         self._traced = bool(getattr(observability, "otlp_traces_endpoint", None))
         self.origin: Origin = origin_of(scheduler)
-        self.cache_id = next(_serial)
+        self.cache_id = next_cache_id()
         self.layout = Layout(scheduler)
         self.block_bytes = block_bytes_of(scheduler.kv_cache_config)
         self.pool_bytes = self.block_bytes * ledger.size
+        self.buffer_bytes = largest_buffer_of(scheduler.kv_cache_config, self.pool_bytes)
         self.token_bytes = self.layout.token_bytes(self.block_bytes)
         self._snapshot = Snapshot(self.layout, self.origin, self.cache_id, self.block_bytes)
         self._open: dict[str, OpenRequest] = {}
@@ -81,7 +77,6 @@ class EngineRecord:
         self.refused: tuple[str, bool] | None = None  # whom the pool refused last in this step, and whether it waited
         self.resetting = False
         self.epoch = ledger.epoch
-        self.end = weakref.finalize(scheduler, _gone, emit, self.cache_id)
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -95,7 +90,7 @@ class EngineRecord:
         self.leaving()
 
     def ended(self, scheduler: Any) -> None:
-        """Requests were ended from outside."""
+        """Requests were ended from outside, or the scheduler has just been made."""
         self.tell(force=not scheduler.has_unfinished_requests())
         self.leaving()
 
@@ -191,8 +186,9 @@ class EngineRecord:
         self._replaying.pop(request.request_id, None)
         self._unanswered.pop(request.request_id, None)
         if found is not None:
-            self._desk.close(found, self.origin, self.cache_id, self.layout.blocks_of(found.id), self.block_bytes,
-                             self.pool_bytes, self.token_bytes)
+            blocks = self.layout.blocks_of(found.id)
+            self._desk.close(found, self.origin, self.cache_id, blocks, Sizes(
+                blocks * self.block_bytes, self.pool_bytes, self.buffer_bytes, found.tokens * self.token_bytes))
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -247,19 +243,23 @@ class EngineRecord:
                 self._desk.enter(found, "decode", now, self.origin, self.cache_id, self.layout.blocks_of(found.id))
                 del self._prefilling[found.id]
         if began is not None:
-            held = self.used(scheduler) * self.block_bytes
+            held = self.used(self.layout.pinned(scheduler)) * self.block_bytes
             tokens = output.total_num_scheduled_tokens
             self._emit(Step(now, now - max(began, self._stepped_ns), self._spent.take(), self.origin, self.cache_id,
-                            prefill, tokens, held, self.pool_bytes, self.pool_bytes, 0, tokens * self.token_bytes, 0))
+                            prefill, tokens, held, self.pool_bytes, self.buffer_bytes, 0, tokens * self.token_bytes, 0))
         self._stepped_ns = now
         self.tell(force=not scheduler.has_unfinished_requests())  # nothing would tell the end of it later
         self.leaving()
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def used(self, scheduler: Any) -> int:
-        """Blocks that live requests hold."""
-        return self.ledger.size - int(self.ledger.pool.free_block_queue.num_free_blocks) - self.layout.pinned(scheduler)
+    def used(self, pinned: int) -> int:
+        """Blocks that live requests hold, of those that are not in the pool's queue."""
+        return self.ledger.size - int(self.ledger.pool.free_block_queue.num_free_blocks) - pinned
+
+    def gone(self) -> None:
+        """The scheduler is gone, and its pool with it."""
+        self._emit(CacheGone(time.monotonic_ns(), self.cache_id))
 
     def entering(self) -> None:
         """The scheduler is called, and will change."""
@@ -283,11 +283,9 @@ class EngineRecord:
             self._snapshot.audit(scheduler, self.ledger)
         for event in self._states(scheduler, now, show):
             self._emit(event)
-        evicted = self.ledger.take_evictions()
+        evicted = self.ledger.times.take(now, self.origin, self.cache_id)
         if evicted is not None:
-            ages, idles = evicted
-            self._emit(Evictions(now, self.origin, self.cache_id, tuple(ages.counts), ages.sum_ns, tuple(idles.counts),
-                                 idles.sum_ns))
+            self._emit(evicted)
 
     def seen(self, now_ns: int) -> list[Event]:
         """The same from another thread, while a step runs or the engine is idle; nothing where that is not certain."""
@@ -303,7 +301,7 @@ class EngineRecord:
     def _states(self, scheduler: Any, now: int, show: bool) -> list[Event]:
         ledger, layout = self.ledger, self.layout
         pinned = layout.pinned(scheduler)
-        used = ledger.size - int(ledger.pool.free_block_queue.num_free_blocks) - pinned
+        used = self.used(pinned)
         tails, tail_bytes = layout.tails(scheduler.running, self.block_bytes)
         found: list[Event] = [
             Blocks(now, self.origin, self.cache_id, self.block_bytes, used, ledger.cached, ledger.free,

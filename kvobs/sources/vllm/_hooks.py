@@ -11,13 +11,13 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvobs.bus import Bus
 from kvobs.model import Availability, Emit, Event
 from kvobs.sources import Wiring
+from kvobs.sources._identity import ByIdentity
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources.vllm._arrivals import Arrivals
@@ -35,6 +35,10 @@ Make = Callable[[str], Callable[[Original], Original]]
 Point = tuple[Any, str, Make, bool]
 
 
+def _nothing(_: object) -> None:
+    """What is to be done at the end of an object of which only a record is kept."""
+
+
 class EngineHooks:
     """The hooks of one ``VllmSource``. ``patches`` restores the originals; ``uninstall`` drops the state."""
 
@@ -47,10 +51,9 @@ class EngineHooks:
         self._spent = Spent()
         self._cancels: list[Callable[[], None]] = []
         self._running: Any = None
-        self._ledgers: dict[int, PoolLedger] = {}
-        self._engines: dict[int, EngineRecord] = {}  # by scheduler
-        self._by_manager: dict[int, EngineRecord] = {}
-        self._ends: list[weakref.finalize[Any, Any]] = []  # of schedulers and pools: what is to be done then
+        self._ledgers: ByIdentity[PoolLedger] = ByIdentity()
+        self._engines: ByIdentity[EngineRecord] = ByIdentity()  # of schedulers
+        self._by_manager: ByIdentity[EngineRecord] = ByIdentity()  # the same
         self.reason = NOT_THERE
         self.cut = 0  # requests that are not told because a pause fell into them
 
@@ -69,15 +72,14 @@ class EngineHooks:
         self._cancels = []
         self._bus = Bus(0)
         self._bus.active = False
-        for record in list(self._engines.values()):  # the engine may be at work
+        for record in self._engines.clear():  # the engine may be at work
             record.cut()
-        for end in self._ends:  # an engine may outlive many observations of it
-            end.detach()
-        self._ledgers, self._engines, self._by_manager, self._ends = {}, {}, {}, []
+        self._ledgers.clear()
+        self._by_manager.clear()
 
     def availability(self) -> Iterable[Availability]:
         """Whether the engine core is observed, and whether its counts were found wrong."""
-        drift = sum(ledger.drift for ledger in list(self._ledgers.values()))
+        drift = sum(ledger.drift for ledger in self._ledgers.records())
         reason = self.reason
         if not reason and drift:
             reason = f"Counting all blocks anew found {drift:,} that changed unseen; the counts were put right."
@@ -109,8 +111,8 @@ class EngineHooks:
 
     def sample(self, now_ns: int) -> Iterable[Event]:
         """What engines that are in a long step, or idle, hold now; called on the drain thread."""
-        if self._bus.active:
-            for record in list(self._engines.values()):
+        for record in self._engines.records() if self._bus.active else ():
+            if record.epoch == self._bus.epoch:  # else there was a pause since its last call
                 yield from record.seen(now_ns)
 
     def _failed(self, name: str, error: Exception) -> None:
@@ -120,33 +122,27 @@ class EngineHooks:
     # -- records ---------------------------------------------------------------------------------------
 
     def _ledger(self, pool: Any) -> PoolLedger:
-        found = self._ledgers.get(id(pool))
+        found = self._ledgers.get(pool)
         if found is None:
-            found = self._ledgers[id(pool)] = PoolLedger(pool, self._bus.epoch)
-            self._at_end(weakref.finalize(pool, self._ledgers.pop, id(pool), None))
+            found = self._ledgers.add(pool, PoolLedger(pool, self._bus.epoch), _nothing)
         elif found.epoch != self._bus.epoch:
             found.resume(self._bus.epoch)
         return found
 
     def _engine(self, scheduler: Any) -> EngineRecord:
-        found = self._engines.get(id(scheduler))
+        found = self._engines.get(scheduler)
         if found is None:
             manager = scheduler.kv_cache_manager
-            found = EngineRecord(scheduler, self._ledger(manager.block_pool), self._desk, self.arrivals, self._spent,
-                                 self._emit)
-            self._engines[id(scheduler)] = self._by_manager[id(manager)] = found
-            self._at_end(found.end, weakref.finalize(scheduler, self._engines.pop, id(scheduler), None),
-                         weakref.finalize(manager, self._by_manager.pop, id(manager), None))
+            found = self._engines.add(scheduler, EngineRecord(
+                scheduler, self._ledger(manager.block_pool), self._desk, self.arrivals, self._spent, self._emit),
+                EngineRecord.gone)
+            self._by_manager.add(manager, found, _nothing)
         elif found.epoch != self._bus.epoch:
             found.epoch = self._bus.epoch
+            self.arrivals.clear()
             self._ledger(scheduler.kv_cache_manager.block_pool)
             self.cut += found.cut()
         return found
-
-    def _at_end(self, *ends: weakref.finalize[Any, Any]) -> None:
-        for end in ends:
-            end.atexit = False
-        self._ends = [end for end in self._ends if end.alive] + list(ends)
 
     def _entered(self, scheduler: Any) -> EngineRecord:
         record = self._engine(scheduler)
@@ -234,7 +230,7 @@ class EngineHooks:
     def _allocate_slots(self, name: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def allocate_slots(manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-                record = self._by_manager.get(id(manager)) if self._bus.active else None
+                record = self._by_manager.get(manager) if self._bus.active else None
                 if record is None:
                     return original(manager, request, *args, **kwargs)
                 evicted = record.ledger.evictions
@@ -288,7 +284,7 @@ class EngineHooks:
     def _update_from_output(self, name: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def update_from_output(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-                known = self._engines.get(id(scheduler))
+                known = self._engines.get(scheduler)
                 if known is not None:
                     known.entering()
                 result = original(scheduler, *args, **kwargs)
@@ -307,7 +303,7 @@ class EngineHooks:
     def _reset(self, name: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def reset_prefix_cache(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-                record = self._engines.get(id(scheduler)) if self._bus.active else None
+                record = self._engines.get(scheduler) if self._bus.active else None
                 if record is None:
                     return original(scheduler, *args, **kwargs)
                 record.resetting = True
@@ -373,7 +369,7 @@ class EngineHooks:
                 lambda o, ledger, done, *a, **k: ledger.reset() if done else None), True),
             (manager, "allocate_slots", self._allocate_slots, True),
             (scheduler, "__init__", around(lambda o, *a, **k: None,
-                                           lambda o, seen, result, *a, **k: self._engine(o).tell(force=True)), True),
+                                           lambda o, seen, result, *a, **k: self._engine(o).ended(o)), True),
             (scheduler, "add_request", around(
                 lambda o, request, *a, **k: self._entered(o),
                 lambda o, record, result, request, *a, **k: record.added(o, request)), True),

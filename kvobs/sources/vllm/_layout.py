@@ -28,6 +28,12 @@ def block_bytes_of(config: Any) -> int:
     return max((_group_bytes(group) for group in config.kv_cache_groups), default=0)
 
 
+def largest_buffer_of(config: Any, pool_bytes: int) -> int:
+    """Bytes of the largest single buffer of the pool, on one rank: layers may have their own, or share one."""
+    sizes = [int(one.size) for one in getattr(config, "kv_cache_tensors", ())]
+    return min(max(sizes, default=pool_bytes), pool_bytes)
+
+
 def _group_bytes(group: Any) -> int:
     spec = group.kv_cache_spec
     layers = 1 if hasattr(spec, "kv_cache_specs") else len(group.layer_names)  # specs of several layers add up already

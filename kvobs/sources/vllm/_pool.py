@@ -7,7 +7,6 @@ as free; how many of these are cached is kept here, by what each call changes. `
 
 from __future__ import annotations
 
-import bisect
 import time
 import weakref
 from array import array
@@ -15,10 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvobs.catalog import EVICTION_BOUNDS_NS
+from kvobs.sources._eviction_times import EvictionTimes
 
 MOST_HASHES = 16_384  # of evicted blocks that are remembered: 32 bytes each, and what a dictionary takes
-_NO_TIMES = tuple([0] * (len(EVICTION_BOUNDS_NS) + 1))
 
 
 def is_cached(block: Any) -> bool:
@@ -37,21 +35,6 @@ def flat(blocks: Iterable[Any]) -> list[Any]:
     return found
 
 
-class Times:
-    """Durations by bucket of ``EVICTION_BOUNDS_NS``, and their sum."""
-
-    __slots__ = ("counts", "sum_ns")
-
-    def __init__(self) -> None:
-        self.counts = list(_NO_TIMES)
-        self.sum_ns = 0
-
-    def add(self, duration_ns: int) -> None:
-        """Count a duration."""
-        self.counts[bisect.bisect_left(EVICTION_BOUNDS_NS, duration_ns)] += 1
-        self.sum_ns += duration_ns
-
-
 class PoolLedger:
     """What happened in one ``BlockPool`` since it was first seen; counts grow."""
 
@@ -66,7 +49,7 @@ class PoolLedger:
         self._born = array("q", [-1]) * self.size
         self._held = array("q", [-1]) * self.size
         self._handing_ns: int | None = None
-        self.ages, self.idles = Times(), Times()
+        self.times = EvictionTimes()
         self.evicted_hashes: OrderedDict[bytes, None] = OrderedDict()
 
     @property
@@ -118,9 +101,9 @@ class PoolLedger:
             return
         self.evictions += 1
         number = block.block_id
-        for times, since in ((self.ages, self._born[number]), (self.idles, self._held[number])):
-            if since >= 0:
-                times.add(self._handing_ns - since)
+        age_ns, idle_ns = (None if since < 0 else self._handing_ns - since
+                           for since in (self._born[number], self._held[number]))
+        self.times.add(age_ns, idle_ns)
         if isinstance(key, bytes):
             self.evicted_hashes[key] = None
             if len(self.evicted_hashes) > MOST_HASHES:
@@ -150,11 +133,3 @@ class PoolLedger:
         self.dropped += self.cached
         self.cached = 0
         self.evicted_hashes.clear()
-
-    def take_evictions(self) -> tuple[Times, Times] | None:
-        """Ages and idle times of blocks evicted since the last call; None if there were none."""
-        if not any(self.ages.counts) and not any(self.idles.counts):
-            return None
-        taken = self.ages, self.idles
-        self.ages, self.idles = Times(), Times()
-        return taken

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -56,7 +56,7 @@ def _named(request: Any) -> str:
 class OpenRequest:
     """A request that has not ended."""
 
-    __slots__ = ("arrived_ns", "cached_tokens", "evicted", "first_ns", "high", "hook_ns", "id", "marks", "outputs",
+    __slots__ = ("arrived_ns", "cached_tokens", "evicted", "first_ns", "high", "id", "marks", "outputs",
                  "phase", "phases", "preemptions", "priority", "recomputed", "refused", "remote", "request", "session",
                  "since_ns", "span", "steps", "tokens", "turn", "wall_ns")
 
@@ -69,7 +69,7 @@ class OpenRequest:
         self.phases: list[tuple[str, int, int]] = []
         self.marks: list[spans.Mark] = []
         self.first_ns: int | None = None
-        self.steps = self.tokens = self.cached_tokens = self.preemptions = self.hook_ns = 0
+        self.steps = self.tokens = self.cached_tokens = self.preemptions = 0
         self.outputs = 0  # tokens it had generated when it was admitted
         self.high = 0  # tokens that had been computed when it was preempted
         self.evicted = self.recomputed = 0
@@ -84,6 +84,15 @@ class OpenRequest:
         """Remember a span event (the first 64)."""
         if len(self.marks) < _MARKS_LIMIT:
             self.marks.append(spans.Mark(t_ns, name, attributes))
+
+
+class Sizes(NamedTuple):
+    """Bytes of a request at its end: held by it, of its pool and the pool's largest buffer, and written for it."""
+
+    held: int
+    pool: int
+    buffer: int
+    written: int
 
 
 class Desk:
@@ -129,8 +138,7 @@ class Desk:
             # At each transition: of a request that a stop string ends, the front end sees no last output.
             found.request.trace_headers = {**headers_of(found.request), PHASES: told(found)}
 
-    def close(self, found: OpenRequest, origin: Origin, cache_id: int, blocks: int, block_bytes: int,
-              pool_bytes: int, token_bytes: int) -> None:
+    def close(self, found: OpenRequest, origin: Origin, cache_id: int, blocks: int, sizes: Sizes) -> None:
         """The request ended: emit its turn and end its span, or hand its phases to the front end."""
         request, now = found.request, time.monotonic_ns()
         outcome, new = outcome_of(request), request.num_output_tokens
@@ -141,17 +149,20 @@ class Desk:
             found.mark("kvobs.prefix_evicted", now, {"kvobs.blocks": found.evicted})
         self.enter(found, "", now, origin, cache_id, blocks, outcome)
         first = found.first_ns
+        # What was ended from outside may have waited since its last token.
+        whole = first is not None and new > 1 and outcome == "ok"
         trace_id, span_id, sampled = found.span.ids if found.span is not None else _remote_ids(headers_of(request))
         turn = Turn(
             t_ns=now, start_ns=found.arrived_ns, wall_start_ns=found.wall_ns, origin=origin, cache_id=cache_id,
             session=found.session, priority=found.priority, turn=found.turn, outcome=outcome, steps=found.steps,
             prompt_tokens=request.num_prompt_tokens, cached_tokens=found.cached_tokens, new_tokens=new,
-            kv_bytes=blocks * block_bytes, kv_reserved_bytes=pool_bytes, kv_largest_bytes=pool_bytes, reallocations=0,
-            bytes_written=found.tokens * token_bytes, bytes_copied=0, migrations=(),
+            kv_bytes=sizes.held, kv_reserved_bytes=sizes.pool, kv_largest_bytes=sizes.buffer, reallocations=0,
+            bytes_written=sizes.written, bytes_copied=0, migrations=(),
             ttft_ns=first - found.arrived_ns if first is not None else None,
-            tpot_ns=(now - first) // (new - 1) if first is not None and new > 1 else None,
+            tpot_ns=(now - first) // (new - 1) if first is not None and whole else None,
             prefill_ns=first - found.arrived_ns if first is not None else None,
-            hook_ns=found.hook_ns, trace_id=trace_id, span_id=span_id, sampled=sampled)
+            hook_ns=0,  # that of all its hooks is in the steps
+            trace_id=trace_id, span_id=span_id, sampled=sampled)
         totals: dict[str, AttributeValue] = {
             "kvobs.request.preemptions": found.preemptions, "kvobs.kv.recomputed_tokens": found.recomputed}
         if found.span is not None:

@@ -56,7 +56,7 @@ class Snapshot:
             self._head_reason = "blocks"
         elif running >= most:
             self._head_reason = "slots"
-        elif output.total_num_scheduled_tokens:
+        elif output.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens:
             self._head_reason = "tokens"
         else:
             self._head_reason = ""
@@ -92,7 +92,7 @@ class Snapshot:
         first = min(len(queue), max(MOST_ROWS // 2, MOST_ROWS - len(holding)))
         shown = [(request, "") for request in holding[:MOST_ROWS - first]]
         shown += list(zip(queue[:first], reasons, strict=False))
-        rows = [self._row(request, reason, known.get(request.request_id), now_ns) for request, reason in shown]
+        rows = [self._row(request, reason, known.get(request.request_id)) for request, reason in shown]
         if arrivals:
             counts["waiting", "step"] += len(arrivals)
             rows += map(_arrived, arrivals[:MOST_ROWS - len(rows)])
@@ -121,14 +121,14 @@ class Snapshot:
             return self._head_reason
         return "turn" if self._head_reason in ("blocks", "tokens") else self._head_reason
 
-    def _row(self, request: Any, reason: str, found: OpenRequest | None, now_ns: int) -> RequestRow:
+    def _row(self, request: Any, reason: str, found: OpenRequest | None) -> RequestRow:
         return RequestRow(
             request=request.request_id, session=found.session if found else "",
             priority=found.priority if found else "normal", state=_state(request), reason=reason,
-            phase=found.phase if found else "", arrived_ns=found.arrived_ns if found else now_ns,
-            since_ns=found.since_ns if found else now_ns, prompt_tokens=request.num_prompt_tokens,
+            phase=found.phase if found else "", arrived_ns=found.arrived_ns if found else None,
+            since_ns=found.since_ns if found else None, prompt_tokens=request.num_prompt_tokens,
             new_tokens=request.num_output_tokens, computed_tokens=request.num_computed_tokens,
-            cached_tokens=found.cached_tokens if found else 0, blocks=self._layout.blocks_of(request.request_id),
+            cached_tokens=found.cached_tokens if found else None, blocks=self._layout.blocks_of(request.request_id),
             preemptions=request.num_preemptions)
 
 
