@@ -24,7 +24,7 @@ from kvobs.discovery import Targets
 from kvobs.exporters import OtelExporter, PrometheusExporter
 from kvobs.flight import FlightRecorder
 from kvobs.guard import OBSERVING, PASSING, Guard
-from kvobs.metrics import Attributes, Metrics, Value
+from kvobs.metrics import Attributes, Metrics, Objectives, Value
 from kvobs.model import Availability, CacheGone, Event, ProcessRole, Source
 from kvobs.sources import Wiring, factories
 from kvobs.store import StoreWriter, watched
@@ -64,6 +64,7 @@ class Runtime:
         self.metrics.begin("kvobs.self.events.dropped", ("queue",), ("store",), ("otlp",))
         self.metrics.begin("kvobs.self.paused", ())
         self.metrics.begin("kvobs.self.turns.cut", ())
+        self.slo = Objectives(self.config.objectives, self.metrics, self._clock())
         self.guard = Guard(self.config.overhead_percent / 100, deep=self.config.deep)
         self.flight = FlightRecorder()
         self.otel = OtelExporter(self.config, self.metrics, self.process_id)
@@ -72,7 +73,7 @@ class Runtime:
         self.endpoint: str | None = None
         self.targets: Targets | None = None
         self._role: ProcessRole | None = None
-        self._facts: list[Availability] = []
+        self._facts: list[Availability] = list(self.slo.facts)
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
         self._sampled_ns = -SAMPLE_NS
@@ -230,11 +231,13 @@ class Runtime:
                 self._guarded(f"availability {source.name}", lambda s=source: events.extend(s.availability()))
         events = self.flight.complete(events)
         self.metrics.fold(events)
+        self.slo.fold(events)
         self.metrics.count("kvobs.self.events.dropped", ("queue",), self.bus.take_dropped())
         if due:
             if self._running:
                 self._keep_budget(now, events)
             self.metrics.refresh(now)
+            self.slo.refresh(now)
             self._keep_target(now, events)
         self._guarded("otlp", self.otel.tick, self.metrics.take_observations())
         points = self._points(now) if due else []

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-import kvobs.config
+import kvobs
 
-_OURS = os.path.dirname(os.path.abspath(kvobs.config.__file__)) + os.sep
+_OURS = os.path.dirname(os.path.abspath(kvobs.__file__)) + os.sep
 # Third-party modules in which kvobs replaces attributes of classes, or functions.
 _WATCHED = ("transformers.cache_utils", "transformers.modeling_utils", "transformers.generation",
             "transformers.integrations", "torch.nn.modules.module", "torch.cuda.memory", "torch.cuda.graphs")

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from kvobs.config import LATENCY_BOUNDS_NS
+
 Kind = Literal["counter", "gauge", "histogram"]
 Ranks = Literal["sum", "max", "min"]
 # Scraped: what another program says of itself, as old and as exact as it is.
@@ -13,10 +15,7 @@ Nature = Literal["exact", "measured", "estimated", "modelled", "scraped"]
 
 # Seconds. The article's allocation-latency objective (S9); every SLO threshold is a boundary.
 SLOW_ALLOCATION = 0.012
-LATENCY_BUCKETS = (1e-6, 1e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, SLOW_ALLOCATION, 0.025, 0.05, 0.1, 0.25, 0.5,
-                   1.0, 2.5)
-# Of native counters, which time in ns.
-LATENCY_BOUNDS_NS = tuple(round(bound * 1e9) for bound in LATENCY_BUCKETS)
+LATENCY_BUCKETS = tuple(bound / 1e9 for bound in LATENCY_BOUNDS_NS)  # the bounds are those of native counters
 SLOW_BUCKET = LATENCY_BUCKETS.index(SLOW_ALLOCATION) + 1  # the first of those that are slow
 STEP_BUCKETS = (1e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # The boundaries that the OpenTelemetry GenAI conventions advise for these standard instruments.

@@ -1,4 +1,4 @@
-"""The one frozen configuration, and the only reader of ``KVOBS_*`` and of the config file.
+"""Settings, and how they are read: from explicit overrides, ``KVOBS_*`` and the config file.
 
 Precedence: explicit overrides, then environment, then the TOML file named by ``KVOBS_CONFIG``, then
 defaults. Every refusal is a :class:`ConfigError` whose text says what is wrong, where, and what is allowed.
@@ -16,8 +16,11 @@ from typing import Any
 
 import msgspec
 
+from kvobs.config._objectives import ARTICLE, Objective, parse_objectives
+
 ENV_PREFIX = "KVOBS_"
 FILE_VARIABLE = "KVOBS_CONFIG"
+TABLES = "slo"  # [[slo]] tables of the file; they have no environment variables
 # Set by `kvobs run` for its child, read by the test suite, or given to each pod by Kubernetes for a service whose name
 # begins with "kvobs": not settings.
 _FOREIGN = re.compile(r"KVOBS_(CONFIG|BOOTSTRAP|TEST_\w+|BENCH_\w+|(\w+_)?SERVICE_(HOST|PORT)(_\w+)?"
@@ -47,6 +50,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     deep: bool = False
     overhead_percent: float = 5.0
     jaeger_url: str = ""
+    objectives: tuple[Objective, ...] = (ARTICLE,)
     native: str = "auto"
     cpu_allocations: str = "auto"
     virtual_gpu: tuple[int, ...] = ()
@@ -233,8 +237,11 @@ def load(environ: Mapping[str, str] | None = None, **overrides: str) -> Config:
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {"store": default_store()}
     if path := environ.get(FILE_VARIABLE):
-        for name, raw in _read_file(Path(path)).items():
+        settings, objectives = _read_file(Path(path))
+        for name, raw in settings.items():
             values[name] = _parse(name, raw, f"in {path}")
+        if objectives is not None:
+            values["objectives"] = objectives
     for variable, raw in environ.items():
         if variable.startswith(ENV_PREFIX) and not _FOREIGN.match(variable):
             values[_known(variable[len(ENV_PREFIX):].lower(), f"environment variable {variable}")] = _parse(
@@ -244,20 +251,26 @@ def load(environ: Mapping[str, str] | None = None, **overrides: str) -> Config:
     return Config(**values)
 
 
-def _read_file(path: Path) -> dict[str, str]:
+def _read_file(path: Path) -> tuple[dict[str, str], tuple[Objective, ...] | None]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"The config file {path} named by {FILE_VARIABLE} does not exist.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"The config file {path} cannot be read as TOML: {error}.") from None
+    objectives = None
+    if (tables := table.pop(TABLES, None)) is not None:
+        try:
+            objectives = parse_objectives(tables)
+        except ValueError as error:
+            raise ConfigError(f"In {path}, {error}.") from None
     out: dict[str, str] = {}
     for name, value in table.items():
         _known(name, f"key in {path}")
         if not isinstance(value, str | int | float | bool):
             raise ConfigError(f"The setting {name!r} in {path} must be {_BY_NAME[name].allowed}.")
         out[name] = ("on" if value else "off") if isinstance(value, bool) else str(value)
-    return out
+    return out, objectives
 
 
 def _known(name: str, where: str) -> str:

@@ -1,0 +1,37 @@
+"""The breaker: conditions on signals, a staged and reversible machine, and policies. Pure so far: nothing acts."""
+
+from kvobs.breaker._conditions import All, AnyOf, Condition, Latch, Leaf, Reading, Signals
+from kvobs.breaker._machine import begin, begin_probe, end_probe, override, reset, step
+from kvobs.breaker._policy import PRESETS, PolicyError, load_policy, parse_policy
+from kvobs.breaker._signals import SIGNALS, Signal
+from kvobs.breaker._states import LEVELS, Level, LevelState, Phase, Policy, Probe, State, Transition
+
+__all__ = [
+    "LEVELS",
+    "PRESETS",
+    "SIGNALS",
+    "All",
+    "AnyOf",
+    "Condition",
+    "Latch",
+    "Leaf",
+    "Level",
+    "LevelState",
+    "Phase",
+    "Policy",
+    "PolicyError",
+    "Probe",
+    "Reading",
+    "Signal",
+    "Signals",
+    "State",
+    "Transition",
+    "begin",
+    "begin_probe",
+    "end_probe",
+    "load_policy",
+    "override",
+    "parse_policy",
+    "reset",
+    "step",
+]
