@@ -80,5 +80,8 @@ EXAMPLES: tuple[model.Event, ...] = (
         (model.RequestRow("request-1", "anna", "normal", "waiting", "blocks", "queued", 5, 6, 40, 0, 0, 0, 0, 0),), 0,
         "request-1", 2, "WAIT", "It waits for two blocks."),
     model.ProcessRole(20, "vllm", "engine_core", (("dp", 0), ("tp", 1))),
+    model.Decided(21, "cuda:0", "default", "act", 1, "closed", "open", "Level 1 (reorganise) is open: it holds.",
+                  (("headroom", 0.05), ("verdict", "RECLAIM")), ("level 2 does not follow before 2 s of level 1",), 3),
+    model.ActionTaken(22, "torch", 1, "empty_cache", False, 3, True, 2 << 20, 1_500_000, False, ""),
     model.Availability("cuda", False, "There is no CUDA device."),
 )

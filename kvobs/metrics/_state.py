@@ -223,6 +223,19 @@ class Metrics:
     def _fold_map(self, _: model.MemoryMap) -> None:
         """Nothing: its figures are those of the poll that it came with."""
 
+    def _fold_decided(self, told: model.Decided) -> None:
+        self._table.add("kvobs.breaker.transitions", (told.scope, told.mode, str(told.level), told.after), 1)
+
+    def _fold_action(self, taken: model.ActionTaken) -> None:
+        who = (taken.actuator, taken.kind)
+        outcome = "refused" if not taken.done else "undone" if taken.undo else "done"
+        self._table.add("kvobs.breaker.actions", (*who, outcome), 1)
+        if taken.late:
+            self._table.add("kvobs.breaker.late", who, 1)
+        if taken.done:
+            self._table.add("kvobs.breaker.regained", who, max(0, taken.bytes))
+            self._table.observe("kvobs.breaker.action.duration", who, taken.duration_ns / SECOND)
+
     def _fold_failure(self, failure: model.HookFailed) -> None:
         self._table.add("kvobs.self.hook.failures", (failure.source,), 1)
 
@@ -256,6 +269,8 @@ FOLDERS: dict[type, Callable[[Metrics, Any], None]] = {
     model.OutOfMemory: Metrics._fold_oom,
     model.FlightRecord: Metrics._fold_flight,
     model.MemoryMap: Metrics._fold_map,
+    model.Decided: Metrics._fold_decided,
+    model.ActionTaken: Metrics._fold_action,
     model.HookFailed: Metrics._fold_failure,
     model.Availability: Metrics._fold_availability,
 }

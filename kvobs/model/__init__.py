@@ -31,6 +31,7 @@ from kvobs.model._memory import (
     MemoryMap,
     OutOfMemory,
 )
+from kvobs.model._protect import ActionTaken, Actuator, Capability, Decided, Effect, Order
 from kvobs.model._self import Availability, HookFailed, Poll
 from kvobs.model._serving import (
     Evictions,
@@ -46,6 +47,7 @@ Event = (
     Step | Migration | Rewrite | Resized | CacheGone | Blocks | Turn | Allocation | AllocationLatencies | AllocatorState
     | OutOfMemory | HookFailed | Attention | CacheUpdates | Poll | FlightRecord | MemoryMap | Availability
     | PoolWork | Evictions | Preemption | RequestPhase | RequestStates | ProcessRole
+    | Decided | ActionTaken
 )
 Emit = Callable[[Event], None]
 
@@ -69,6 +71,8 @@ class Source(Protocol):
 
 
 __all__ = [
+    "ActionTaken",
+    "Actuator",
     "Allocation",
     "AllocationLatencies",
     "AllocatorState",
@@ -77,6 +81,9 @@ __all__ = [
     "Blocks",
     "CacheGone",
     "CacheUpdates",
+    "Capability",
+    "Decided",
+    "Effect",
     "Emit",
     "Event",
     "Evictions",
@@ -85,6 +92,7 @@ __all__ = [
     "LatencyCounts",
     "MemoryMap",
     "Migration",
+    "Order",
     "Origin",
     "OutOfMemory",
     "Poll",

@@ -6,10 +6,10 @@ from kvobs.store._export import export_parquet
 from kvobs.store._reader import AttentionSecond, Point, Process, StepSecond, Stored, StoreReader
 from kvobs.store._schema import StoreError
 from kvobs.store._series import Series, SessionFact, latest_attention, series, session_facts, spans
-from kvobs.store._serving import phases, pools, preemptions, requests
+from kvobs.store._serving import actions, decisions, phases, pools, preemptions, requests
 from kvobs.store._watch import touch, watched
 from kvobs.store._writer import StoreWriter
 
 __all__ = ["AttentionSecond", "Point", "Process", "Series", "SessionFact", "StepSecond", "StoreError", "StoreReader",
-           "StoreWriter", "Stored", "export_parquet", "latest_attention", "phases", "pools",
+           "StoreWriter", "Stored", "actions", "decisions", "export_parquet", "latest_attention", "phases", "pools",
            "preemptions", "requests", "series", "session_facts", "spans", "touch", "watched"]

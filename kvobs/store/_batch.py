@@ -159,6 +159,8 @@ _ADDERS: dict[type, Callable[[Batch, Any], None]] = {
     model.RequestStates: lambda batch, event: batch._merge("requests", _rows.states_row(event, batch._wall)),
     model.Preemption: lambda batch, event: batch._append("preemptions", _rows.preemption_row(event, batch._wall)),
     model.RequestPhase: lambda batch, event: batch._append("phases", _rows.phase_row(event, batch._wall)),
+    model.Decided: lambda batch, event: batch._append("decisions", _rows.decision_row(event, batch._wall)),
+    model.ActionTaken: lambda batch, event: batch._append("actions", _rows.action_row(event, batch._wall)),
     model.CacheGone: lambda batch, event: batch._append("events", _rows.event_row(event, batch._wall)),
 }
 

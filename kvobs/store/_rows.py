@@ -207,5 +207,30 @@ def states_of(row: Sequence[Any]) -> model.RequestStates:
     return model.RequestStates(*fields)
 
 
+def decision_row(told: model.Decided, wall: WallClock) -> Row:
+    """All fields of a decision."""
+    return (wall(told.t_ns), told.t_ns, clip(told.scope), clip(told.policy), told.mode, told.level, told.before,
+            told.after, clip(told.reason), json.dumps(told.readings), json.dumps(told.rejected), told.generation)
+
+
+def decision_of(row: Sequence[Any]) -> model.Decided:
+    """The decision of a row of the table ``decisions``."""
+    readings = tuple((name, value) for name, value in json.loads(row[9]))
+    fields = (*row[1:9], readings, tuple(json.loads(row[10])), row[11])
+    return model.Decided(*fields)
+
+
+def action_row(taken: model.ActionTaken, wall: WallClock) -> Row:
+    """All fields of what became of an order."""
+    return (wall(taken.t_ns), taken.t_ns, taken.actuator, taken.level, taken.kind, int(taken.undo), taken.generation,
+            int(taken.done), taken.bytes, taken.duration_ns, int(taken.late), clip(taken.reason))
+
+
+def action_of(row: Sequence[Any]) -> model.ActionTaken:
+    """The answer of a row of the table ``actions``."""
+    fields = (*row[1:5], bool(row[5]), row[6], bool(row[7]), *row[8:10], bool(row[10]), row[11])
+    return model.ActionTaken(*fields)
+
+
 def _tail(record: msgspec.Struct, start: int) -> Row:
     return tuple(getattr(record, name) for name in record.__struct_fields__[start:])

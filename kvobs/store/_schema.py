@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 4  # 2 brought the tables attention and flights, 3 maps, 4 pools, preemptions, phases and requests
+SCHEMA_VERSION = 5  # 2 brought attention and flights, 3 maps, 4 pools, preemptions, phases and requests, 5 the breaker
 APPLICATION_ID = 0x6B764F62  # "kvOb", in the header of every store
 PAGE_BYTES = 4096
 SUFFIX = ".sqlite"
@@ -125,6 +125,13 @@ TABLES: dict[str, Table] = {table.name: table for table in (
         *_integers("cache_id", "wall_ns", "t_ns"), *_ORIGIN, *_integers("block_bytes", "slots"),
         *_texts("counts", "rows"), *_integers("more"), *_texts("next_request"), *_integers("next_needs"),
         *_texts("next_verdict", "next_sentence"))),
+    # What the breaker decided; readings and rejected are JSON.
+    Table(name="decisions", since=5, indexes=(("wall_ns",),), columns=(
+        *_integers("wall_ns", "t_ns"), *_texts("scope", "policy", "mode"), *_integers("level"),
+        *_texts("before", "after", "reason", "readings", "rejected"), *_integers("generation"))),
+    Table(name="actions", since=5, indexes=(("wall_ns",),), columns=(
+        *_integers("wall_ns", "t_ns"), *_texts("actuator"), *_integers("level"), *_texts("kind"),
+        *_integers("undo", "generation", "done", "bytes", "duration_ns", "late"), *_texts("reason"))),
     Table(name="availability", timed=False, key=("subject",), columns=(
         *_texts("subject"), *_integers("wall_ns", "available"), *_texts("reason"))),
     # A metric with one attribute set, named once; attributes and bounds are JSON.

@@ -1,4 +1,4 @@
-"""Reading what serving engines did: pools, preemptions, phases of requests, and who is in them now."""
+"""Reading what serving engines did (pools, preemptions, phases of requests, who is in them now), and the breaker."""
 
 from __future__ import annotations
 
@@ -42,3 +42,17 @@ def requests(reader: StoreReader) -> list[Stored[model.RequestStates]]:
         if known is None or known.wall_ns <= row[1]:
             latest[process, row[0]] = Stored(process, row[1], _rows.states_of(row))
     return [latest[key] for key in sorted(latest)]
+
+
+def decisions(reader: StoreReader, since_wall_ns: int | None = None,
+              until_wall_ns: int | None = None) -> list[Stored[model.Decided]]:
+    """What the breaker decided, in the order of time."""
+    return [Stored(row[0], row[1], _rows.decision_of(row[1:])) for row in reader.rows(
+        "decisions", since_wall_ns=since_wall_ns, until_wall_ns=until_wall_ns)]
+
+
+def actions(reader: StoreReader, since_wall_ns: int | None = None,
+            until_wall_ns: int | None = None) -> list[Stored[model.ActionTaken]]:
+    """What became of the breaker's orders, in the order of time."""
+    return [Stored(row[0], row[1], _rows.action_of(row[1:])) for row in reader.rows(
+        "actions", since_wall_ns=since_wall_ns, until_wall_ns=until_wall_ns)]
