@@ -18,6 +18,7 @@ from kvobs.catalog import BY_NAME
 from kvobs.cli._engines import engines
 from kvobs.config import Config
 from kvobs.model import Availability, Poll, Source
+from kvobs.slo import refusals
 
 _TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _METRICS = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
@@ -44,6 +45,8 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Avail
         library("prometheus-client", None, "prometheus"),
         metrics_endpoint(config),
         store(config),
+        *(Availability(f"objective {one.name}", True, one.sentence) for one in config.objectives),
+        *refusals(config.objectives),
     ]
     if not config.enabled:
         findings.insert(0, Availability("kvobs", False, "The setting 'enabled' is off, so nothing is observed."))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvobs import model
 from kvobs.config import Objective
 from kvobs.metrics._state import Metrics
-from kvobs.slo import ALERTS, Ledger, Standing, refusal, window_text
+from kvobs.slo import ALERTS, Ledger, Standing, refusal, refusals, window_text
 
 BURN = "kvobs.slo.burn"
 
@@ -25,7 +25,7 @@ class Objectives:
             metrics.begin("kvobs.slo.events", (objective.name,))
             metrics.begin("kvobs.slo.good", (objective.name,))
             metrics.set("kvobs.slo.target", (objective.name,), objective.target)
-        self.facts = list(_facts(objectives))
+        self.facts = list(refusals(objectives))
         self.standings: list[Standing] = []
 
     def fold(self, events: Iterable[model.Event]) -> None:
@@ -46,11 +46,3 @@ class Objectives:
                 set_(BURN, (name, window_text(seconds)), standing.burn_rates.get(seconds))
             for alert, fires in standing.alerts.items():
                 set_("kvobs.slo.alert", (name, alert.severity, alert.windows), int(fires))
-
-
-def _facts(objectives: Sequence[Objective]) -> Iterator[model.Availability]:
-    """Which alerts there are, and why others cannot be."""
-    for objective in objectives:
-        for alert in ALERTS:
-            if reason := refusal(objective, alert):
-                yield model.Availability(f"alert of {objective.name} over {alert.windows}", False, reason)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from kvobs.config import Objective
+from kvobs.model import Availability
 
 SECOND = 10**9
 RESOLUTION_NS = 30 * SECOND
@@ -56,6 +58,14 @@ def refusal(objective: Objective, alert: Alert) -> str:
         return (f"An event is a window of {objective.window_s} s, longer than the {alert.short_s} s that the alert "
                 f"over {alert.windows} looks at.")
     return ""
+
+
+def refusals(objectives: Iterable[Objective]) -> Iterator[Availability]:
+    """The alerts that are left out, with their reasons."""
+    for objective in objectives:
+        for alert in ALERTS:
+            if reason := refusal(objective, alert):
+                yield Availability(f"alert of {objective.name} over {alert.windows}", False, reason)
 
 
 class History:
