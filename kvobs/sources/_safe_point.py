@@ -1,0 +1,229 @@
+"""The queue between a breaker and an engine: orders come from any thread, and the engine's safe point carries them out.
+
+An engine's hook costs one attribute test per step: ``if point.waiting: point.run()``. ``run`` carries out what waits,
+in its order, each once, and answers each order with one ``ActionTaken``; nothing that an action raises reaches the
+engine. One thread at a time carries out orders; the others go on with their own work.
+
+Generations are counted per level, as a breaker's machine counts them: an order is outdated by a newer one of its own
+level only, so that level 2 opening takes nothing back of level 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from kvobs.model import ActionTaken, Capability, Effect, Emit, Order
+
+MOST_WAITING = 64
+CLOSING_S = 5.0
+_log = logging.getLogger("kvobs")
+
+
+class Result(msgspec.Struct, frozen=True, gc=False):
+    """What an action did. ``bytes`` were given back, measured. ``done`` is False where nothing was changed, and then
+    ``reason`` is a whole sentence; what is already so is done, with 0 bytes.
+    """
+
+    done: bool
+    bytes: int = 0
+    reason: str = ""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something that can be done to an engine. ``carry_out`` and ``undo`` take the deadline (monotonic ns), by which
+    they should end, and run at the safe point; ``plan`` runs on any thread and changes nothing. Whatever they raise
+    becomes an answer. ``undo`` is there just where the capability is reversible.
+    """
+
+    capability: Capability
+    plan: Callable[[], Effect]
+    carry_out: Callable[[int], Result]
+    undo: Callable[[int], Result] | None = None
+
+
+def refused(reason: str) -> Result:
+    """Nothing was changed, for a reason."""
+    return Result(False, 0, reason)
+
+
+class SafePoint:
+    """An ``Actuator`` over some actions. The engine's hooks test ``waiting`` and call ``run``."""
+
+    def __init__(self, name: str, actions: Iterable[Action], emit: Emit,
+                 clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.name = name
+        self.waiting = False
+        self._actions = {action.capability.kind: action for action in actions}
+        self._emit, self._clock = emit, clock
+        self._in_effect: list[str] = []
+        self._logged: set[str] = set()
+        self._closed = False
+        self._renew()
+
+    def _renew(self) -> None:
+        self._orders: deque[Order] = deque()
+        self._newest: dict[int, int] = {}
+        self._queue, self._running = threading.Lock(), threading.Lock()
+
+    # -- any thread ------------------------------------------------------------------------------------
+
+    def capabilities(self) -> Sequence[Capability]:
+        """What can be done here, in the order in which it was given."""
+        return tuple(action.capability for action in self._actions.values())
+
+    def plan(self, kind: str) -> Effect:
+        """What that would do now; an action that cannot tell says why.
+
+        Raises:
+            ValueError: it is not among the capabilities.
+        """
+        action = self._actions.get(kind)
+        if action is None:
+            raise ValueError(f"{kind!r} is no action of {self.name}; it has {', '.join(self._actions) or 'none'}.")
+        try:
+            return action.plan()
+        except Exception as error:
+            return Effect(None, None, f"What {kind} would do cannot be told ({type(error).__name__}: {error}).")
+
+    def submit(self, order: Order) -> None:
+        """Queue an order for the next safe point; what can never be carried out is answered at once."""
+        why = ""
+        with self._queue:
+            if self._closed:
+                why = f"{self.name} is not observed any more."
+            elif len(self._orders) >= MOST_WAITING:
+                why = f"{MOST_WAITING} orders wait already."
+            else:
+                self._newest[order.level] = max(order.generation, self._newest.get(order.level, order.generation))
+                self._orders.append(order)
+                self.waiting = True
+        if why:
+            self._answer(order, refused(why))
+
+    def expire(self) -> None:
+        """Answer what waits and has become overdue or outdated; for a thread that looks in now and then, as an idle
+        engine reaches no safe point.
+        """
+        with self._queue:
+            judged = [(order, self._overtaken(order)) for order in self._orders]
+            self._orders = deque(order for order, why in judged if not why)
+            self.waiting = bool(self._orders)
+        for order, why in judged:
+            if why:
+                self._answer(order, refused(why))
+
+    def in_effect(self) -> tuple[str, ...]:
+        """The kinds that were carried out, can be undone and have not been."""
+        return tuple(self._in_effect)
+
+    def after_fork_in_child(self) -> None:
+        """What waited is the parent's to answer, and its threads may have held the locks."""
+        self.waiting = False
+        self._renew()
+
+    def close(self) -> None:
+        """Undo what is in effect, the latest first, and answer what waits; nothing is taken any more."""
+        with self._queue:
+            self._closed, self.waiting = True, False
+            left, self._orders = list(self._orders), deque()
+        for order in left:
+            self._answer(order, refused(f"{self.name} is not observed any more."))
+        if not self._running.acquire(timeout=CLOSING_S):
+            _log.warning("kvobs: an action of %s does not end, so what is in effect stays in effect.", self.name)
+            return
+        try:
+            while self._in_effect:
+                kind = self._in_effect.pop()
+                undo = self._actions[kind].undo
+                try:
+                    if undo is not None:
+                        undo(self._clock())
+                except Exception as error:
+                    self._say(kind, error)
+        finally:
+            self._running.release()
+
+    # -- the engine's thread ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Carry out what waits. Never raises, and never waits for another thread that is at it."""
+        if not self._running.acquire(blocking=False):
+            return
+        try:
+            while True:
+                with self._queue:
+                    order = self._orders.popleft() if self._orders else None
+                    self.waiting = bool(self._orders)
+                if order is None:
+                    return
+                self._carry_out(order)
+        finally:
+            self._running.release()
+
+    def _carry_out(self, order: Order) -> None:
+        why = self._overtaken(order)
+        action = self._actions.get(order.kind)
+        if action is None:
+            why = f"{order.kind!r} is no action of {self.name}; it has {', '.join(self._actions) or 'none'}."
+        elif order.undo and action.undo is None:
+            why = f"{order.kind} cannot be undone."
+        if why or action is None:
+            self._answer(order, refused(why))
+            return
+        began = self._clock()
+        result = refused(f"{order.kind} was interrupted.")
+        try:
+            result = self._undone(order, action) if order.undo else self._done(order, action)
+        except Exception as error:
+            self._say(order.kind, error)
+            result = refused(f"{order.kind} raised {type(error).__name__}: {error}.")
+        finally:  # an interrupt of the host passes, answered
+            self._answer(order, result, began)
+
+    def _done(self, order: Order, action: Action) -> Result:
+        fresh = action.undo is not None and order.kind not in self._in_effect
+        try:
+            result = action.carry_out(order.deadline_ns)
+        except BaseException:
+            if fresh and action.undo is not None:
+                action.undo(order.deadline_ns)  # half of it may have been done
+            raise
+        if fresh and result.done:
+            self._in_effect.append(order.kind)
+        return result
+
+    def _undone(self, order: Order, action: Action) -> Result:
+        if order.kind not in self._in_effect or action.undo is None:
+            return Result(True)
+        result = action.undo(order.deadline_ns)
+        if result.done:
+            self._in_effect.remove(order.kind)
+        return result
+
+    # -- answers ---------------------------------------------------------------------------------------
+
+    def _overtaken(self, order: Order) -> str:
+        if order.generation < self._newest.get(order.level, order.generation):
+            return f"A newer decision (generation {self._newest[order.level]}) has replaced this one."
+        late_ns = self._clock() - order.deadline_ns
+        return f"The deadline had passed {late_ns / 1e6:.1f} ms before it could begin." if late_ns > 0 else ""
+
+    def _answer(self, order: Order, result: Result, began_ns: int | None = None) -> None:
+        now = self._clock()
+        self._emit(ActionTaken(
+            t_ns=now, actuator=self.name, level=order.level, kind=order.kind, undo=order.undo,
+            generation=order.generation, done=result.done, bytes=result.bytes,
+            duration_ns=0 if began_ns is None else now - began_ns,
+            late=began_ns is not None and now > order.deadline_ns, reason=result.reason))
+
+    def _say(self, kind: str, error: BaseException) -> None:
+        if kind not in self._logged:
+            self._logged.add(kind)
+            _log.warning("kvobs: the action %s of %s raised %s: %s; the process is not affected.", kind, self.name,
+                         type(error).__name__, error)
