@@ -1,5 +1,7 @@
-"""The breaker: conditions on signals, a staged and reversible machine, and policies. Pure so far: nothing acts."""
+"""The breaker: conditions on signals, a staged and reversible machine, policies, and what runs it in a process."""
 
+from kvobs.breaker._breaker import Breaker
+from kvobs.breaker._commands import Command, send, take
 from kvobs.breaker._conditions import All, AnyOf, Condition, Latch, Leaf, Reading, Signals
 from kvobs.breaker._machine import begin, begin_probe, end_probe, override, reset, step
 from kvobs.breaker._policy import PRESETS, PolicyError, load_policy, parse_policy
@@ -12,6 +14,8 @@ __all__ = [
     "SIGNALS",
     "All",
     "AnyOf",
+    "Breaker",
+    "Command",
     "Condition",
     "Latch",
     "Leaf",
@@ -33,5 +37,7 @@ __all__ = [
     "override",
     "parse_policy",
     "reset",
+    "send",
     "step",
+    "take",
 ]

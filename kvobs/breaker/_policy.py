@@ -13,14 +13,14 @@ from typing import Any
 from kvobs.breaker._conditions import SECOND, All, AnyOf, Condition, Leaf, leaves
 from kvobs.breaker._signals import signal_named
 from kvobs.breaker._states import Level, Policy
-from kvobs.config import parse_duration
+from kvobs.config import ConfigError, parse_duration
 
 PRESETS = ("default", "article")
 LEVELS = 3
 MOST_LEAVES, MOST_DEPTH = 32, 8
 
 
-class PolicyError(ValueError):
+class PolicyError(ConfigError):
     """A policy was refused; ``str()`` is one whole sentence."""
 
 

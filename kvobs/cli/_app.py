@@ -10,6 +10,7 @@ import typer
 from typer.main import get_command
 
 from kvobs import __version__
+from kvobs.cli._breaker import breaker
 from kvobs.cli._bridge import bridge
 from kvobs.cli._catalog import catalog
 from kvobs.cli._demo import demo
@@ -29,6 +30,9 @@ app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
 for command in (demo, view, explain, whatif, bridge, doctor, catalog, export):
     app.command()(command)
+
+
+app.add_typer(breaker, name="breaker")
 
 
 def _show_version(wanted: bool) -> None:

@@ -38,12 +38,15 @@ def run(ctx: typer.Context,
         overhead_percent: Annotated[str | None, _setting("overhead_percent")] = None,
         virtual_gpu: Annotated[str | None, _setting("virtual_gpu")] = None,
         virtual_latency: Annotated[str | None, _setting("virtual_latency")] = None,
+        breaker: Annotated[str | None, _setting("breaker")] = None,
+        breaker_policy: Annotated[str | None, _setting("breaker_policy")] = None,
         config_file: Annotated[str | None, typer.Option("--config", help="a TOML file of settings")] = None) -> None:
     """Run a command and observe it: kvobs run -- python serve.py."""
     given = {"store": store, "store_max_bytes": store_max_bytes, "prometheus": prometheus, "otlp": otlp,
              "session_ids": session_ids, "window_ms": window_ms,
              "deep": "on" if deep else None, "overhead_percent": overhead_percent,
-             "virtual_gpu": virtual_gpu, "virtual_latency": virtual_latency}
+             "virtual_gpu": virtual_gpu, "virtual_latency": virtual_latency,
+             "breaker": breaker, "breaker_policy": breaker_policy}
     command = ctx.args  # as given: Typer would convert an argument that is declared
     if not command:
         raise Refused("There is no command to run; write it after --, as in: kvobs run -- python serve.py.")
@@ -89,6 +92,12 @@ def child_environment(environ: Mapping[str, str], given: Mapping[str, str],
         child[config.FILE_VARIABLE] = os.path.abspath(child[config.FILE_VARIABLE])
     if loaded.store is not None and not loaded.store.is_absolute():
         child[config.ENV_PREFIX + "STORE"] = str(loaded.store.absolute())
+    if loaded.breaker != "off":
+        from kvobs.breaker import PRESETS, load_policy
+
+        load_policy(loaded.breaker_policy)
+        if loaded.breaker_policy not in PRESETS:
+            child[config.ENV_PREFIX + "BREAKER_POLICY"] = os.path.abspath(loaded.breaker_policy)
     before = [entry for entry in child.get("PYTHONPATH", "").split(os.pathsep) if entry != str(BOOTSTRAP)]
     # An empty PYTHONPATH means none, but an empty entry beside others means the current directory.
     child["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *(before if before != [""] else [])])

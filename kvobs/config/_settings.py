@@ -55,6 +55,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cpu_allocations: str = "auto"
     virtual_gpu: tuple[int, ...] = ()
     virtual_latency: str = "off"
+    breaker: str = "off"
+    breaker_policy: str = "default"
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -173,6 +175,13 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _name(text: str) -> str:
+    word = text.strip()
+    if not word or "\0" in word:
+        raise ValueError
+    return word
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("enabled", _boolean, "true or false", "observe this process at all"),
     Setting("store", _store, "a directory, auto or off", "where this process writes its SQLite store"),
@@ -207,6 +216,9 @@ SETTINGS: tuple[Setting, ...] = (
             "give torch virtual GPUs (vgpu:0 …) of these sizes: compute on the CPU, memory as CUDA has it"),
     Setting("virtual_latency", _one_of("off", "a100", "l40s"), "off, A100 or L40S",
             "let device calls of the virtual GPU take the medians that are published of such a GPU (modelled)"),
+    Setting("breaker", _one_of("off", "observe", "act"), "off, observe or act",
+            "the breaker: observe decides and tells, act does it too"),
+    Setting("breaker_policy", _name, "default, article or a TOML file", "when the breaker's levels begin and end"),
     Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )

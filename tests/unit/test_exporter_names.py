@@ -22,8 +22,8 @@ from tests.unit.test_exporter_exposition import every_row, registry_of
 
 # The specification ends a gauge of unit 1 in _ratio, as does the Collector; this translator leaves the unit out.
 UNITLESS_GAUGES = {"kvobs_kv_fragmentation_article", "kvobs_window_fragmentation", "kvobs_self_overhead",
-                   "hw_gpu_utilization", "hw_gpu_memory_utilization", "kvobs_engine_kv_utilization", "kvobs_slo_target", "kvobs_slo_burn",
-                   "kvobs_slo_budget"}
+                   "hw_gpu_utilization", "hw_gpu_memory_utilization", "kvobs_engine_kv_utilization",
+                   "kvobs_slo_target", "kvobs_slo_burn", "kvobs_slo_budget"}
 
 
 def _series(text: str) -> set[tuple[str, frozenset[str]]]:

@@ -1,0 +1,173 @@
+"""The running breaker of a process: signals to the machine of each scope, its transitions to orders and events.
+
+The drain thread calls ``tick``; nothing here waits, and no lock is held while an actuator is given its orders. In mode
+``observe`` everything is decided and told, and nothing is ordered. An actuator serves the whole process: a level's
+actions are undone when no scope has it open any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from kvobs import model
+from kvobs.breaker._commands import Command
+from kvobs.breaker._conditions import Reading
+from kvobs.breaker._machine import begin, override, reset, step
+from kvobs.breaker._sense import MOST_SCOPES, Senses
+from kvobs.breaker._states import LEVELS, Phase, Policy, State, Transition
+from kvobs.slo import Standing
+
+SECOND = 10**9
+# The article's recovery times (S11), as time limits of the actions of levels 1 to 3.
+LIMITS_NS = (SECOND // 5, 6 * SECOND // 5, 3 * SECOND)
+OBSERVE, ACT = "observe", "act"
+_log = logging.getLogger("kvobs")
+
+
+class Breaker:
+    """One process's breaker. Commands may come from any thread; they are taken up by the next tick."""
+
+    def __init__(self, policy: Policy, mode: str, actuators: Callable[[], Sequence[model.Actuator]]) -> None:
+        self.policy, self.mode = policy, mode
+        self._actuators = actuators
+        self._senses = Senses()
+        self._states: dict[str, State] = {}
+        self._commands: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._orders = 0  # generations of orders, in one line for all scopes and levels
+        self._failed: set[str] = set()
+        self._stopped = False
+
+    # -- commands (any thread) -------------------------------------------------------------------------
+
+    def report(self, name: str, value: float, t_ns: int) -> None:
+        """Take a signal of the application; raises ValueError for a name that it may not report."""
+        with self._lock:
+            self._senses.report(name, value, t_ns)
+
+    def hold(self, level: int | None) -> None:
+        """Hold a level in every scope, or let the machine have its way again. Raises ValueError for no level."""
+        if level is not None and not 0 <= level < len(LEVELS):
+            raise ValueError(f"There is no level {level}; allowed are 0 to {len(LEVELS) - 1}.")
+        self._command(lambda: self._each(lambda state: override(state, level)))
+
+    def reset(self) -> None:
+        """Close all levels and forget their failures; what was ordered is undone."""
+        self._command(self._reset)
+
+    def obey(self, commands: Iterable[Command]) -> None:
+        """Take an operator's commands; one that makes no sense is logged."""
+        for command in commands:
+            try:
+                if command.what == "reset":
+                    self.reset()
+                elif command.what == "hold":
+                    self.hold(command.level)
+                else:
+                    raise ValueError(f"There is no command {command.what!r}.")
+            except ValueError as error:
+                _log.warning("kvobs: a command to the breaker was refused: %s", error)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            if len(self._commands) < MOST_SCOPES:
+                self._commands.append(command)
+
+    # -- the drain thread ------------------------------------------------------------------------------
+
+    def fold(self, events: Iterable[model.Event]) -> None:
+        """Take events into account."""
+        with self._lock:
+            self._senses.fold(events)
+
+    def verdict(self, device: str, verdict: str, t_ns: int) -> None:
+        """Take a verdict on the next step of a device's caches."""
+        with self._lock:
+            self._senses.verdict(device, verdict, t_ns)
+
+    def follow(self, now_ns: int, events: Iterable[model.Event], standings: Sequence[Standing]) -> list[model.Decided]:
+        """Take events into account and make a step; what was decided is logged."""
+        self.fold(events)
+        decided = self.tick(now_ns, standings)
+        for told in decided:
+            _log.warning("kvobs: breaker, %s, mode %s: %s", told.scope, told.mode, told.reason)
+        return decided
+
+    def tick(self, now_ns: int, standings: Sequence[Standing]) -> list[model.Decided]:
+        """Let every scope's machine make a step; returns what was decided."""
+        if self._stopped:
+            return []
+        with self._lock:
+            commands, self._commands = self._commands, []
+            signals = self._senses.signals(now_ns, standings)
+        for command in commands:
+            command()
+        gone = [scope for scope, state in self._states.items() if scope not in signals and not state.engaged]
+        for scope in gone:
+            del self._states[scope]
+        return [told for scope in dict.fromkeys([*self._states, *signals])
+                if (told := self._step(scope, signals.get(scope, {}), now_ns)) is not None]
+
+    def _step(self, scope: str, signals: dict[str, Reading], now_ns: int) -> model.Decided | None:
+        state = self._states.get(scope)
+        if state is None:
+            if len(self._states) >= MOST_SCOPES:
+                return None
+            state = begin(self.policy, now_ns)
+        self._states[scope], transition = step(self.policy, state, signals, now_ns)
+        if transition is None:
+            return None
+        if self.mode == ACT:
+            self._order(transition, now_ns)
+        return model.Decided(now_ns, scope, self.policy.name, self.mode, transition.level, transition.before.value,
+                             transition.after.value, transition.reason, transition.readings, transition.rejected,
+                             transition.generation)
+
+    def levels(self) -> dict[str, int]:
+        """The highest level that is open in each scope."""
+        return {scope: state.level for scope, state in self._states.items()}
+
+    def stop(self, now_ns: int) -> None:
+        """Undo what is applied: the process goes on without a breaker."""
+        self._stopped = True
+        self._undo(now_ns)
+
+    def _undo(self, now_ns: int) -> None:
+        applied = [number for number in range(1, len(LEVELS)) if self._applied(number)]
+        self._states = {}
+        for number in reversed(applied if self.mode == ACT else []):
+            self._give(number, now_ns, undo=True)
+
+    # -- orders ----------------------------------------------------------------------------------------
+
+    def _each(self, change: Callable[[State], State]) -> None:
+        self._states = {scope: change(state) for scope, state in self._states.items()}
+
+    def _reset(self) -> None:
+        states = {scope: reset(self.policy, state) for scope, state in self._states.items()}
+        self._undo(max((state.now_ns for state in states.values()), default=0))
+        self._states = states
+
+    def _applied(self, level: int) -> bool:
+        return any(state.levels[level - 1].phase is Phase.OPEN for state in self._states.values())
+
+    def _order(self, transition: Transition, now_ns: int) -> None:
+        if transition.after is Phase.OPEN:
+            self._give(transition.level, now_ns, undo=False)
+        elif transition.before is Phase.OPEN and not self._applied(transition.level):
+            self._give(transition.level, now_ns, undo=True)
+
+    def _give(self, level: int, now_ns: int, *, undo: bool) -> None:
+        self._orders += 1
+        for actuator in self._actuators():
+            try:
+                for one in actuator.capabilities():
+                    if one.level == level and (one.reversible or not undo):
+                        actuator.submit(model.Order(level, one.kind, self._orders, now_ns + LIMITS_NS[level - 1], undo))
+            except Exception as error:
+                if actuator.name not in self._failed:
+                    self._failed.add(actuator.name)
+                    _log.warning("kvobs: the actuator %s failed (%s: %s); the breaker goes on without it.",
+                                 actuator.name, type(error).__name__, error)

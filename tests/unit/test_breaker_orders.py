@@ -1,0 +1,145 @@
+"""The running breaker: what it orders, tells and takes back, with actuators that only remember."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvobs import model
+from kvobs.breaker import Leaf, Level, Policy
+from kvobs.breaker._breaker import ACT, LIMITS_NS, OBSERVE, Breaker
+from tests import events
+
+SECOND = 10**9
+RULES = {"open_s": 1.0, "closed_s": 1.0, "half_open_s": 2.0}
+POLICY = Policy(name="test", jitter=0.0, escalate_s=1.0, levels=tuple(
+    Level(condition=Leaf(signal="app.load", above=float(limit)), **RULES) for limit in (1, 2, 3)))
+
+
+class Hands:
+    """An actuator that remembers its orders, and may fail."""
+
+    def __init__(self, name: str, *, fails: bool = False) -> None:
+        self.name, self.fails, self.orders = name, fails, list[model.Order]()
+
+    def capabilities(self) -> Sequence[model.Capability]:
+        return [model.Capability(1, "sweep", False, ""), model.Capability(1, "chunk", True, ""),
+                model.Capability(2, "offload", True, "")]
+
+    def plan(self, kind: str) -> model.Effect:
+        return model.Effect(None, None)
+
+    def submit(self, order: model.Order) -> None:
+        if self.fails:
+            raise RuntimeError("broken")
+        self.orders.append(order)
+
+
+class Scene:
+    """A breaker with two devices, ticked once a second under a load."""
+
+    def __init__(self, mode: str, *hands: Hands) -> None:
+        self.breaker, self.hands, self.now = Breaker(POLICY, mode, lambda: hands), hands, 0
+        self.told: list[model.Decided] = []
+        for name in ("cuda:0", "cuda:1"):
+            self.breaker.verdict(name, "SERVED", 0)
+
+    def under(self, load: float, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += SECOND
+            self.breaker.report("app.load", load, self.now)
+            self.told += self.breaker.tick(self.now, [])
+
+
+def orders(hands: Hands) -> list[tuple[int, str, bool]]:
+    return [(one.level, one.kind, one.undo) for one in hands.orders]
+
+
+def test_levels_are_ordered_from_below_and_taken_back_from_above() -> None:
+    """Each device's machine orders level 1, then 2; only what can be undone is undone, once no device needs it."""
+    hands = Hands("torch")
+    scene = Scene(ACT, hands)
+    scene.under(2.5, 4)
+    assert scene.breaker.levels() == {"cuda:0": 2, "cuda:1": 2}
+    assert orders(hands) == 2 * [(1, "sweep", False), (1, "chunk", False)] + 2 * [(2, "offload", False)]
+    assert all(order.deadline_ns - LIMITS_NS[order.level - 1] in range(0, scene.now + 1, SECOND)
+               for order in hands.orders)
+    del hands.orders[:]
+    scene.under(0.0, 10)
+    assert scene.breaker.levels() == {"cuda:0": 0, "cuda:1": 0}
+    assert orders(hands) == [(2, "offload", True), (1, "chunk", True)]
+    assert [one.generation for one in hands.orders] == sorted({one.generation for one in hands.orders})
+
+
+def test_every_decision_is_told_with_its_readings() -> None:
+    """Level, phases, policy, mode, the sentence and the signal's value at that moment."""
+    scene = Scene(ACT, Hands("torch"))
+    scene.under(1.5, 1)
+    first = scene.told[0]
+    assert (first.scope, first.policy, first.mode, first.level, first.before, first.after) == (
+        "cuda:0", "test", "act", 1, "closed", "open")
+    assert first.readings == (("app.load", 1.5),)
+    assert first.reason == "Level 1 (reorganise) is open: its condition holds."
+
+
+def test_observing_decides_the_same_and_orders_nothing() -> None:
+    """In mode observe the same transitions are told at the same times, and no actuator hears of it."""
+    hands, quiet = Hands("torch"), Hands("torch")
+    acting, observing = Scene(ACT, hands), Scene(OBSERVE, quiet)
+    for load, seconds in ((2.5, 4), (0.0, 10), (9.0, 5)):
+        acting.under(load, seconds)
+        observing.under(load, seconds)
+    assert hands.orders
+    assert quiet.orders == []
+    decided = [(one.t_ns, one.scope, one.level, one.after) for one in acting.told]
+    assert decided == [(one.t_ns, one.scope, one.level, one.after) for one in observing.told]
+    assert {one.mode for one in observing.told} == {"observe"}
+
+
+def test_an_actuator_that_raises_is_named_once_and_the_others_are_served(caplog: pytest.LogCaptureFixture) -> None:
+    """The breaker goes on; the log has one line for each actuator that failed."""
+    broken, sound = Hands("broken", fails=True), Hands("sound")
+    scene = Scene(ACT, broken, sound)
+    scene.under(2.5, 4)
+    assert orders(sound)[-1] == (2, "offload", False)
+    assert caplog.text.count("actuator broken failed") == 1
+
+
+def test_operators_hold_and_reset() -> None:
+    """A level that is held stays whatever the load; a reset closes everything and undoes what was ordered."""
+    hands = Hands("torch")
+    scene = Scene(ACT, hands)
+    scene.under(0.0, 1)
+    scene.breaker.hold(2)
+    scene.under(0.0, 3)
+    assert set(scene.breaker.levels().values()) == {2}
+    scene.breaker.hold(None)
+    del hands.orders[:]
+    scene.breaker.reset()
+    scene.under(0.0, 1)
+    assert set(scene.breaker.levels().values()) == {0}
+    assert orders(hands) == [(2, "offload", True), (1, "chunk", True)]
+    with pytest.raises(ValueError, match="There is no level 4; allowed are 0 to 3"):
+        scene.breaker.hold(4)
+
+
+def test_stopping_leaves_nothing_applied() -> None:
+    """At the end of observation what was ordered and can be undone is undone; in mode observe there is nothing."""
+    hands, quiet = Hands("torch"), Hands("torch")
+    for mode, one in ((ACT, hands), (OBSERVE, quiet)):
+        scene = Scene(mode, one)
+        scene.under(2.5, 4)
+        del one.orders[:]
+        scene.breaker.stop(scene.now)
+    assert orders(hands) == [(2, "offload", True), (1, "chunk", True)]
+    assert quiet.orders == []
+
+
+def test_events_of_the_process_reach_the_machine() -> None:
+    """An out-of-memory error, folded as any event, opens what asks for it, in the scope of the pool that is known."""
+    policy = Policy(name="x", levels=tuple(Level(condition=Leaf(signal="out_of_memory", above=0.0)) for _ in range(3)))
+    breaker = Breaker(policy, OBSERVE, list)
+    breaker.fold([events.blocks(), model.OutOfMemory(SECOND, None, "", "")])
+    told, = breaker.tick(SECOND, [])
+    assert (told.scope, told.level, told.readings) == ("tiny@cpu", 1, (("out_of_memory", 1.0),))
