@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from _thread import allocate_lock  # threading would double what this module costs every process
 from collections.abc import Mapping
 
@@ -127,6 +128,18 @@ class Handle:
         from kvobs.allocator.forecast import absent
 
         return [absent("This process is not observed.", device or "")]
+
+    def report(self, name: str, value: float) -> None:
+        """Tell the breaker a signal of the application: cpu, hit_rate, gateway_p99 (s), pool_use, or app.NAME.
+
+        From any thread. Nothing happens where this process is not observed or has no breaker.
+
+        Raises:
+            ValueError: the name is not one of these, or 64 others were reported.
+        """
+        runtime = self.runtime
+        if runtime is not None and runtime.breaker is not None:
+            runtime.breaker.report(name, value, time.monotonic_ns())
 
     def uninstrument(self) -> None:
         """Stop observing, as ``kvobs.uninstrument``."""

@@ -1,8 +1,8 @@
 """From events to signals: what each device and each model's pool says of itself. Pure; one thread folds.
 
-A scope is a device (``cuda:0``) or a model's pool (``model@device``). What holds for the whole process (burn rates,
-out-of-memory errors, what the application reports) is a signal of every scope. A signal has the time of what it was
-computed from, so that a source which falls silent makes it stale.
+A scope is a device (``cuda:0``) or a model's pool (``model@device``), or the process where neither is known. What holds
+for the whole process (burn rates, out-of-memory errors, what the application reports) is a signal of every scope. A
+signal has the time of what it was computed from, so that a source which falls silent makes it stale.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SECOND = 10**9
 RATE_NS, HITS_NS, ERRORS_NS = 10 * SECOND, 60 * SECOND, 60 * SECOND
 FIVE_MINUTES_S, HOUR_S = 300, 3_600
 MOST_SCOPES, MOST_REPORTED = 64, 64
+PROCESS = "process"
 REPORTABLE = ("cpu", "hit_rate", "gateway_p99", "pool_use")
 
 
@@ -120,7 +121,7 @@ class Senses:
         found = {device: common | own for device, own in self._devices.items()}
         for pool in self._pools.values():
             found[pool.scope] = found.get(pool.scope, common) | pool.readings
-        return found
+        return found or {PROCESS: common}
 
     # -- folding ---------------------------------------------------------------------------------------
 

@@ -107,6 +107,13 @@ def test_applications_report_what_is_theirs() -> None:
             senses.report(name, 1.0, 1)
 
 
+def test_a_process_without_devices_and_pools_is_a_scope() -> None:
+    """Where no device and no pool is known, what the application reports is judged for the process."""
+    senses = Senses()
+    senses.report("app.queue", 3, 1)
+    assert senses.signals(2, []) == {"process": {"app.queue": Reading(3.0, 1), "out_of_memory": Reading(0.0, 2)}}
+
+
 def test_scopes_and_reports_are_bounded() -> None:
     """The 65th device, pool or reported signal is not kept."""
     senses = Senses()
