@@ -4,8 +4,12 @@ An engine's hook costs one attribute test per step: ``if point.waiting: point.ru
 in its order, each once, and answers each order with one ``ActionTaken``; nothing that an action raises reaches the
 engine. One thread at a time carries out orders; the others go on with their own work.
 
-Generations are counted per level, as a breaker's machine counts them: an order is outdated by a newer one of its own
-level only, so that level 2 opening takes nothing back of level 1.
+An order is outdated by a newer generation of its own level only: level 2 opening takes nothing back of level 1. To undo
+is never too late: an engine that was idle past the deadline must not stay degraded.
+
+An idle engine reaches no safe point. Where ``idle`` is given, a thread of its own looks after what waits, and carries
+it out whenever ``idle()`` says that now is as safe as any safe point. ``guest`` is for what belongs to no engine
+(torch's allocator): its orders are carried out at the safe points of whatever engines this process has.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -22,7 +27,9 @@ from kvobs.model import ActionTaken, Capability, Effect, Emit, Order
 
 MOST_WAITING = 64
 CLOSING_S = 5.0
+PATIENCE_S = 0.05  # an engine that runs gets there itself
 _log = logging.getLogger("kvobs")
+_points: weakref.WeakSet[SafePoint] = weakref.WeakSet()
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
@@ -55,21 +62,25 @@ def refused(reason: str) -> Result:
 class SafePoint:
     """An ``Actuator`` over some actions. The engine's hooks test ``waiting`` and call ``run``."""
 
-    def __init__(self, name: str, actions: Iterable[Action], emit: Emit,
-                 clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, name: str, actions: Iterable[Action], emit: Emit, clock: Callable[[], int] = time.monotonic_ns,
+                 *, idle: Callable[[], bool] | None = None, guest: bool = False) -> None:
         self.name = name
         self.waiting = False
+        self._idle, self._guest = idle, guest
         self._actions = {action.capability.kind: action for action in actions}
         self._emit, self._clock = emit, clock
         self._in_effect: list[str] = []
         self._logged: set[str] = set()
         self._closed = False
         self._renew()
+        _points.add(self)
 
     def _renew(self) -> None:
         self._orders: deque[Order] = deque()
         self._newest: dict[int, int] = {}
         self._queue, self._running = threading.Lock(), threading.Lock()
+        self._closing = threading.Event()
+        self._helper: threading.Thread | None = None
 
     # -- any thread ------------------------------------------------------------------------------------
 
@@ -103,12 +114,17 @@ class SafePoint:
                 self._newest[order.level] = max(order.generation, self._newest.get(order.level, order.generation))
                 self._orders.append(order)
                 self.waiting = True
+                self._be_helped()
         if why:
             self._answer(order, refused(why))
+        elif self._guest:
+            for point in list(_points):
+                if not point._guest:
+                    point.waiting = True
 
     def expire(self) -> None:
-        """Answer what waits and has become overdue or outdated; for a thread that looks in now and then, as an idle
-        engine reaches no safe point.
+        """Answer what waits and has become overdue or outdated; for a thread that looks in now and then, where there
+        is no ``idle``.
         """
         with self._queue:
             judged = [(order, self._overtaken(order)) for order in self._orders]
@@ -132,6 +148,11 @@ class SafePoint:
         with self._queue:
             self._closed, self.waiting = True, False
             left, self._orders = list(self._orders), deque()
+            self._closing.set()
+            helper = self._helper
+        _points.discard(self)
+        if helper is not None and helper is not threading.current_thread():
+            helper.join(CLOSING_S)
         for order in left:
             self._answer(order, refused(f"{self.name} is not observed any more."))
         if not self._running.acquire(timeout=CLOSING_S):
@@ -161,10 +182,14 @@ class SafePoint:
                     order = self._orders.popleft() if self._orders else None
                     self.waiting = bool(self._orders)
                 if order is None:
-                    return
+                    break
                 self._carry_out(order)
         finally:
             self._running.release()
+        if not self._guest:
+            for point in list(_points):
+                if point._guest and point.waiting:
+                    point.run()
 
     def _carry_out(self, order: Order) -> None:
         why = self._overtaken(order)
@@ -206,13 +231,42 @@ class SafePoint:
             self._in_effect.remove(order.kind)
         return result
 
+    # -- a thread of its own, while something waits ----------------------------------------------------
+
+    def _be_helped(self) -> None:
+        """Called with the queue's lock held."""
+        if self._idle is None or self._helper is not None:
+            return
+        helper = threading.Thread(target=self._help, name="kvobs-orders", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # the interpreter is about to end
+            return
+        self._helper = helper
+
+    def _help(self) -> None:
+        assert self._idle is not None
+        while not self._closing.wait(PATIENCE_S):
+            try:
+                self.expire()
+                if self.waiting and self._idle():
+                    self.run()
+            except Exception as error:
+                self._say("idle", error)
+            with self._queue:
+                if not self._orders:
+                    self._helper = None
+                    return
+
     # -- answers ---------------------------------------------------------------------------------------
 
     def _overtaken(self, order: Order) -> str:
         if order.generation < self._newest.get(order.level, order.generation):
             return f"A newer decision (generation {self._newest[order.level]}) has replaced this one."
         late_ns = self._clock() - order.deadline_ns
-        return f"The deadline had passed {late_ns / 1e6:.1f} ms before it could begin." if late_ns > 0 else ""
+        if order.undo or late_ns <= 0:
+            return ""
+        return f"The deadline had passed {late_ns / 1e6:.1f} ms before it could begin."
 
     def _answer(self, order: Order, result: Result, began_ns: int | None = None) -> None:
         now = self._clock()
