@@ -12,6 +12,7 @@ from typer.main import get_command
 from kvobs import __version__
 from kvobs.cli._breaker import breaker
 from kvobs.cli._bridge import bridge
+from kvobs.cli._calibrate import calibrate
 from kvobs.cli._catalog import catalog
 from kvobs.cli._demo import demo
 from kvobs.cli._doctor import doctor
@@ -28,7 +29,7 @@ REFUSED = 2
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="KV-cache observability for LLM inference.")
 app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
-for command in (demo, view, explain, whatif, bridge, doctor, catalog, export):
+for command in (demo, view, explain, whatif, calibrate, bridge, doctor, catalog, export):
     app.command()(command)
 
 
