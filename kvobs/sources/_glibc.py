@@ -45,12 +45,17 @@ class Glibc:
         libc.open_memstream.restype = ctypes.c_void_p
         libc.open_memstream.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         libc.fclose.argtypes = [ctypes.c_void_p]
+        libc.malloc_trim.argtypes = [ctypes.c_size_t]
         libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
     def mallinfo(self) -> MallInfo:
         """The sums over all arenas (tried: a second thread's arena is in them)."""
         found = self._libc.mallinfo2()
         return MallInfo(found.arena, found.uordblks, found.fordblks, found.hblkhd, found.keepcost)
+
+    def trim(self) -> bool:
+        """Return free pages of every arena to the system; whether there were any."""
+        return bool(self._libc.malloc_trim(0))
 
     def malloc_info(self) -> str:
         """The XML of ``malloc_info``, or nothing where it could not be written."""
@@ -83,6 +88,15 @@ class Glibc:
         if not self._libc.dladdr(address, ctypes.byref(symbol)) or not symbol.file:
             return ""
         return os.fsdecode(os.path.basename(symbol.file))
+
+
+def resident_bytes(root: str = "/proc") -> int | None:
+    """Bytes of this process that lie in memory; None where the system does not tell."""
+    try:
+        with open(f"{root}/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def find(libc: Any = None) -> Glibc | str:

@@ -10,10 +10,11 @@ from typing import Any
 
 from kvobs.allocator.forecast import Forecast, NextStep, absent
 from kvobs.bus import Bus
-from kvobs.model import AllocatorState, Availability, Emit, Event, Poll
+from kvobs.model import Actuator, AllocatorState, Availability, Emit, Event, Poll
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
-from kvobs.sources._torch_capture import Captures
+from kvobs.sources._torch_actions import NOT_THERE, TorchActions
+from kvobs.sources._torch_capture import Captures, anything_captured
 from kvobs.sources._torch_extras import Extras
 from kvobs.sources._torch_handle import CUDA, Torch
 from kvobs.sources._torch_map import Maps
@@ -51,6 +52,7 @@ class TorchSource:
         self._cancel: Callable[[], None] | None = None
         self._attaching = threading.Lock()
         self.maps = Maps()
+        self._actions: TorchActions | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -63,6 +65,18 @@ class TorchSource:
         self._forked, self._expandable = False, False
         self._facts: list[Availability] | None = None
 
+    @property
+    def actuators(self) -> tuple[Actuator, ...]:
+        """What can act on the allocators while the source is installed."""
+        return () if self._actions is None else (self._actions.point,)
+
+    def _usable(self) -> tuple[Torch, str] | str:
+        """The torch whose allocator may be acted on, and the kind of its devices; or why there is none."""
+        if self._torch is None or self._forked:
+            return FORKED if self._forked else NOT_IMPORTED
+        kind = self._torch.in_use()
+        return (self._torch, kind) if kind is not None else NOT_THERE
+
     def foresee(self, forecast: Callable[[], Forecast]) -> None:
         """Before ``install``: who tells what the next step of the live caches will ask for."""
         self._forecast = forecast
@@ -73,6 +87,7 @@ class TorchSource:
             return
         self._emit = emit
         self._patches = Patches(SOURCE, emit)
+        self._actions = TorchActions(self._usable, anything_captured, emit)
         if self._injected is not None:
             self._on_torch(self._injected)
         else:
@@ -114,6 +129,9 @@ class TorchSource:
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
+        if self._actions is not None:
+            self._actions.point.close()
+            self._actions = None
         with self._attaching:
             for observer in self._observers.values():
                 observer.stop()
@@ -126,6 +144,8 @@ class TorchSource:
         if self._patches is not None:
             self._patches.after_fork_in_child()
         self._attaching = threading.Lock()
+        if self._actions is not None:
+            self._actions.point.after_fork_in_child()
         for observer in self._observers.values():
             observer.after_fork_in_child()
         self._forked = self._torch is not None and self._torch.inherited()

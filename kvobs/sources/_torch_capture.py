@@ -13,6 +13,13 @@ from typing import Any
 
 from kvobs.sources._patch import Patches
 
+_all: weakref.WeakSet[Captures] = weakref.WeakSet()
+
+
+def anything_captured() -> bool:
+    """Is a CUDA graph being captured, as far as any source of this process sees?"""
+    return any(captures.running() for captures in list(_all))
+
 
 class Captures:
     """The graphs that are being captured now; one that is freed without an end does not count any more."""
@@ -20,6 +27,7 @@ class Captures:
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        _all.add(self)
 
     def install(self, graph_class: type) -> None:
         """Watch the class's captures until the patches are restored."""

@@ -89,6 +89,22 @@ class Torch:
             return str(read()), True
         return next((self._environ[name] for name in _VARIABLES if self._environ.get(name)), ""), False
 
+    def settings_module(self) -> Any:
+        """``torch._C``, which has the setter of the allocator's settings."""
+        return self._c
+
+    def empty_cache(self) -> None:
+        """Return cached segments that hold nothing; waits for the devices."""
+        accelerator = self._torch.accelerator
+        empty = getattr(accelerator, "empty_cache", None)
+        if empty is None:  # torch before 2.9
+            empty = self._torch.cuda.empty_cache
+        empty()
+
+    def synchronise(self, index: int) -> None:
+        """Wait for a device."""
+        self._torch.accelerator.synchronize(index)
+
     def device_module(self, kind: str) -> Any:
         """``torch.<kind>``, in which a kind of accelerator has its own functions; None where there is none."""
         return getattr(self._torch, kind, None)

@@ -9,6 +9,7 @@ from typing import Any
 from kvobs.bus import Bus
 from kvobs.model import CacheGone, Migration, Origin, Resized, Rewrite
 from kvobs.sources._patch import Patches
+from kvobs.sources.transformers._actions import Actions
 from kvobs.sources.transformers._caches import SOURCE, CacheRecord, CacheRegistry
 from kvobs.sources.transformers._local import Local
 
@@ -19,9 +20,9 @@ class Between:
     """Makes the wrappers of ``Cache`` methods that rearrange, and of a layer's ``offload`` and ``prefetch``."""
 
     def __init__(self, bus: Bus, patches: Patches, caches: CacheRegistry, local: Local,
-                 is_compiling: Callable[[], bool]) -> None:
+                 is_compiling: Callable[[], bool], actions: Actions) -> None:
         self._bus, self._patches, self._caches, self._local = bus, patches, caches, local
-        self._is_compiling = is_compiling
+        self._is_compiling, self._actions = is_compiling, actions
 
     def resweep(self, cache: Any) -> None:
         """A pass failed half way: what its cache holds now is told all the same."""
@@ -44,10 +45,14 @@ class Between:
             bus, caches, is_compiling, between = self._bus, self._caches, self._is_compiling, self
 
             def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(self, *args, **kwargs)
                 if is_compiling() or not bus.active:
-                    return result
+                    return original(self, *args, **kwargs)
                 record = caches.find(self)
+                between._actions.begins(record)
+                try:
+                    result = original(self, *args, **kwargs)
+                finally:
+                    between._actions.ends(record)
                 if record is not None and not record.blind:
                     try:
                         between.rewritten(record, lengths=name in ("crop", "reset"))

@@ -21,11 +21,12 @@ _INNER = ("self_attention_cache", "cross_attention_cache")
 class CacheRecord:
     """What kvobs remembers of one cache. ``ref`` is weak; ``lock`` guards the turn of bare forward calls.
 
-    ``adrift``: it was filled while observation paused, by a turn whose rest is not to be told as a turn.
+    ``adrift``: it was filled while observation paused, by a turn whose rest is not to be told as a turn. ``user`` is
+    the thread that used it last, until ``used_ns``.
     """
 
     __slots__ = ("adrift", "bare", "blind", "deep", "epoch", "id", "keys", "lock", "model", "named", "origin", "ref",
-                 "session", "sweep", "turns")
+                 "session", "sweep", "turns", "used_ns", "user")
 
     def __init__(self, model: str, epoch: int) -> None:
         self.id = next_cache_id()
@@ -38,6 +39,7 @@ class CacheRecord:
         self.blind = self.adrift = False
         self.bare: Any = None
         self.lock = threading.Lock()
+        self.user, self.used_ns = threading.get_ident(), time.monotonic_ns()
         self.keys: list[int] = []
         self.ref: weakref.ref[Any] | None = None
 

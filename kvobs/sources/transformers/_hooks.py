@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvobs.bus import Bus
 from kvobs.model import Migration, OutOfMemory, Step
 from kvobs.sources._patch import Patches
+from kvobs.sources.transformers._actions import Actions
 from kvobs.sources.transformers._between import Between
 from kvobs.sources.transformers._caches import CacheRecord, CacheRegistry
 from kvobs.sources.transformers._calls import Call, cache_in, cache_out, describe, model_name, query_shape
@@ -32,14 +33,14 @@ class Hooks:
 
     def __init__(self, bus: Bus, patches: Patches, caches: CacheRegistry, turns: Turns,
                  is_compiling: Callable[[], bool], is_tracing: Callable[[], bool], record_prompts: bool,
-                 deep: Deep | None, local: Local) -> None:
+                 deep: Deep | None, local: Local, actions: Actions) -> None:
         self._bus, self._patches, self._caches, self._turns = bus, patches, caches, turns
         self._is_compiling, self._is_tracing = is_compiling, is_tracing
         self._broken = False
         self._record_prompts = record_prompts
-        self._local, self._deep = local, deep
+        self._local, self._deep, self._actions = local, deep, actions
         self.cut = 0  # turns that are not told because a pause fell into them
-        self.between = Between(bus, patches, caches, self._local, is_compiling)
+        self.between = Between(bus, patches, caches, self._local, is_compiling, actions)
 
     # -- forward passes --------------------------------------------------------------------------------
 
@@ -97,6 +98,7 @@ class Hooks:
             return run(*args, **kwargs)
         local.busy = True
         before = time.monotonic_ns()
+        self._actions.begins(record)
         try:
             output = run(*args, **kwargs)
         except BaseException as error:
@@ -107,12 +109,15 @@ class Hooks:
         finally:
             after = time.monotonic_ns()
             local.busy = False
+            self._actions.ends(record)
             sample, local.sample = local.sample, None
         try:
             if turn is not None or local.turn is None:
                 self._after(model, cache, args, kwargs, output, turn, prefill, entered, before, after, sample)
         except Exception as error:
             self._give_up(error)
+        if self._actions.point.waiting:
+            self._actions.point.run()
         return output
 
     def _give_up(self, error: Exception) -> None:
@@ -282,6 +287,7 @@ class Hooks:
                 hooks._patches.fail("GenerationMixin.generate", error)
                 return original(self, *args, **kwargs)
             local.turn = turn
+            hooks._actions.begins()
             turn.hook_ns = time.monotonic_ns() - entered
             failure: BaseException | None = None
             result: Any = None
@@ -293,6 +299,7 @@ class Hooks:
             finally:
                 left = time.monotonic_ns()
                 local.turn = outer
+                hooks._actions.ends()
                 try:
                     hooks._turns.leave(turn)
                     hooks._close(turn, call, result, left, failure, outer)
@@ -301,6 +308,8 @@ class Hooks:
                 # The exception's traceback holds this frame: a frame that held the exception would keep both, and
                 # every tensor below them, alive until the cyclic collector comes by.
                 failure = None
+            if hooks._actions.point.waiting and not local.busy:
+                hooks._actions.point.run()
             return result
 
         return generate
@@ -309,10 +318,12 @@ class Hooks:
         """A call that begins in a pause: should observation go on before its end, its steps belong to no turn."""
         local, epoch, before = self._local, self._bus.epoch, self._local.astray
         local.astray = True
+        self._actions.begins()
         try:
             return original(model, *args, **kwargs)
         finally:
             local.astray = before
+            self._actions.ends()
             interrupted = self._bus.active or self._bus.epoch != epoch
             self.cut += interrupted and not before and local.turn is None
 

@@ -27,6 +27,7 @@ from kvobs.model import Availability, Emit
 from kvobs.sources import Wiring
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
+from kvobs.sources.transformers._actions_paged import PagedActions
 from kvobs.sources.transformers._paged_events import PagedEvents
 from kvobs.sources.transformers._paged_requests import Desk, Requests
 
@@ -68,9 +69,9 @@ class PagedHooks:
     """The hooks of one ``TransformersSource``. ``patches`` restores the originals; ``uninstall`` drops the state."""
 
     def __init__(self, wiring: Wiring, emit: Emit, patches: Patches, names: sessions.Names,
-                 turns: sessions.TurnNumbers) -> None:
+                 turns: sessions.TurnNumbers, actions: PagedActions | None = None) -> None:
         self._bus = wiring.bus
-        self._patches = patches
+        self._patches, self._actions = patches, actions
         self._events = PagedEvents(Desk(wiring.tracer, emit, names, turns), emit)
         self._reason = "Continuous batching was not imported in this process."
         self._cancel: Callable[[], None] | None = None
@@ -239,6 +240,11 @@ class PagedHooks:
             return get_free_blocks
         return make
 
+    def _preparing(self, processor: Any) -> Any:
+        if self._actions is not None:
+            self._actions.reached(processor)
+        return self._events.preparing(processor)
+
     # -- the table -------------------------------------------------------------------------------------
 
     def _points(self, api: Any) -> list[Point]:
@@ -251,7 +257,7 @@ class PagedHooks:
             (manager, "_handle_critical_error",
              before(lambda o, _, a, k: events.critical(o, _argument(a, k, 0, "error")))),
             (api.RequestState, "__post_init__", after(lambda o, _, a, k: events.named(o))),
-            (processor, "prepare_next_batch", around(lambda o, a, k: events.preparing(o),
+            (processor, "prepare_next_batch", around(lambda o, a, k: self._preparing(o),
                                                      lambda o, _, runs: events.prepared(o, runs))),
             (processor, "_generation_step", self._generation_step),
             (api.ContinuousBatchingIOs, "prepare_batch_update", after(lambda o, r, a, k: events.read(o, r[0]))),

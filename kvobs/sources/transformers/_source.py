@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from kvobs.allocator.forecast import Forecast
 from kvobs.allocator.memory_map import Held
-from kvobs.model import Availability, Emit, Event, Poll
+from kvobs.model import Actuator, Availability, Emit, Event, Poll
 from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources import Wiring
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
+from kvobs.sources.transformers._actions import Actions
+from kvobs.sources.transformers._actions_paged import PagedActions
 from kvobs.sources.transformers._caches import SOURCE, CacheRegistry
 from kvobs.sources.transformers._demand import forecast
 from kvobs.sources.transformers._held import held
@@ -45,6 +47,13 @@ class TransformersSource:
         self._paged: PagedHooks | None = None
         self._deep: Deep | None = None
         self._names: Names | None = None
+        self._actions: Actions | None = None
+        self._paged_actions: PagedActions | None = None
+
+    @property
+    def actuators(self) -> tuple[Actuator, ...]:
+        """What can act on this engine while the source is installed."""
+        return tuple(one.point for one in (self._actions, self._paged_actions) if one is not None)
 
     def install(self, emit: Emit) -> None:
         """Hook in now, or as soon as the parts of transformers that are hooked have been imported."""
@@ -52,6 +61,7 @@ class TransformersSource:
             return
         self._emit = emit
         self._patches = Patches(SOURCE, emit)
+        self._actions, self._paged_actions = Actions(self._wiring.bus, emit), PagedActions(emit)
         self._cancels = [
             when_imported("transformers.modeling_utils", self._guarded(self._on_models)),
             when_imported("transformers.generation.utils", self._guarded(self._on_generation)),
@@ -62,6 +72,10 @@ class TransformersSource:
         """Close open turns and put every original back."""
         for cancel in self._cancels:
             cancel()
+        if self._paged_actions is not None:
+            self._paged_actions.point.close()
+        if self._actions is not None:
+            self._actions.close()
         if self._hooks is not None:
             self._hooks.close_idle(0, everything=True)
         if self._paged is not None:
@@ -71,7 +85,7 @@ class TransformersSource:
         if self._caches is not None:
             self._caches.clear()
         self._cancels, self._patches, self._hooks, self._caches, self._paged = [], None, None, None, None
-        self._deep = None
+        self._deep = self._actions = self._paged_actions = None
 
     def sample(self, now_ns: int) -> Iterable[Event]:
         """Close turns of bare forward passes that have come to an end; tell how many turns a pause cut."""
@@ -112,6 +126,9 @@ class TransformersSource:
             self._hooks.after_fork_in_child()
         if self._paged is not None:
             self._paged.cut = 0
+        if self._actions is not None and self._paged_actions is not None:
+            self._actions.after_fork_in_child()
+            self._paged_actions.point.after_fork_in_child()
 
     def availability(self) -> Iterable[Availability]:
         """Whether transformers is there and of a supported version."""
@@ -151,6 +168,8 @@ class TransformersSource:
             import torch
 
             assert self._patches is not None
+            assert self._actions is not None
+            assert self._paged_actions is not None
             config = self._wiring.config
             names, numbers = Names(config.session_ids, config.session_key), TurnNumbers()
             self._names = names
@@ -163,8 +182,10 @@ class TransformersSource:
                 self._deep = Deep(self._wiring.bus, self._patches, local, self._wiring.tracer, names.shown,
                                   config.overhead_percent, torch.compiler.is_compiling)
             self._hooks = Hooks(self._wiring.bus, self._patches, self._caches, turns, torch.compiler.is_compiling,
-                                torch.jit.is_tracing, config.record_prompts, self._deep, local)
-            self._paged = PagedHooks(self._wiring, self._emit, self._patches, names, numbers)
+                                torch.jit.is_tracing, config.record_prompts, self._deep, local, self._actions)
+            between = self._hooks.between
+            self._actions.attach(self._caches, lambda record: between.rewritten(record, lengths=False))
+            self._paged = PagedHooks(self._wiring, self._emit, self._patches, names, numbers, self._paged_actions)
             self._paged.install()
         return self._hooks
 
@@ -186,6 +207,8 @@ class TransformersSource:
     def _on_caches(self, module: ModuleType) -> None:
         hooks = self._prepare()
         assert self._patches is not None
+        assert self._actions is not None
+        self._actions.growth.known(module)
         for name in _REWRITES:
             if hasattr(module.Cache, name):
                 self._patches.wrap(module.Cache, name, hooks.between.rewriting(name))

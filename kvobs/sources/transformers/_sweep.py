@@ -163,23 +163,25 @@ class CacheSweep:
             if group.kind == "static":
                 held_rows, new = min(length, rows), min(query_length, rows)
             elif addresses[group.slot] == self._addresses[group.slot]:
-                # Untouched in this step, as cross-attention is: the same buffers must hold the same rows.
-                if rows != group.rows:
+                # Grown into spare room (see _actions_growth), or untouched in this step, as cross-attention is.
+                new = rows - group.rows
+                if new and not (group.kind == "dynamic" and new == query_length):
                     return None
-                held_rows, new, length = rows, 0, length - query_length
+                held_rows, length = rows, rows if new else length - query_length
             elif group.kind == "cross":
                 return None
             else:
                 expected += 2 * len(group.layers)
                 held_rows = rows
-                if group.kind == "dynamic":
-                    new, storage_rows, length = rows - group.rows, rows, rows
+                key_row = group.key_row_bytes
+                storage_rows = keys.untyped_storage().nbytes() // key_row if key_row else rows
+                if group.kind == "dynamic":  # what its storage has beyond the rows is spare room, and was not copied
+                    new, length, replaced = rows - group.rows, rows, rows
                 else:
-                    new = query_length
-                    storage_rows = keys.untyped_storage().nbytes() // group.key_row_bytes
-                if not 0 <= new <= storage_rows:
+                    new, replaced = query_length, storage_rows
+                if not 0 <= new <= replaced:
                     return None
-                delta.copied += (storage_rows - new) * group.row_bytes
+                delta.copied += (replaced - new) * group.row_bytes
             delta.written += new * group.row_bytes
             delta.held += held_rows * group.row_bytes
             delta.reserved += storage_rows * group.row_bytes
@@ -227,7 +229,7 @@ class CacheSweep:
                 length = layer.keys.shape[2] if layer.keys is not None and layer.keys.dim() == 4 else 0
             elif kind == "cross":  # its first pass fills it, later ones only read it
                 length = layer.keys.shape[2] if length and layer.keys is not None else 0
-            held = states = replaced = in_place = 0
+            held = states = replaced = in_place = shown = 0
             for name, tensor in stored(layer):
                 storage = tensor.untyped_storage()
                 address, size, device = storage.data_ptr(), storage.nbytes(), str(tensor.device)
@@ -252,14 +254,16 @@ class CacheSweep:
                     move[1] += min(tensor.nbytes, before.storage_bytes or tensor.nbytes)  # it grew after it had moved
                 if (query_length and kind in GROWING) if moved else _replaced(before, address, size, kind, name):
                     delta.reallocations += 1
-                    replaced += size
+                    replaced += min(size, tensor.nbytes) if kind == "dynamic" else size
+                elif kind == "dynamic" and before is not None and before.address == address and query_length:
+                    shown += int(tensor.nbytes)  # grown into spare room, where it grew
             growth = held - states - self._held.get(index, 0)
             if kind == "static":
                 written = in_place
             elif kind == "sliding" and query_length:
                 written = min(row_bytes(layer) * query_length, replaced)
             else:
-                written = max(0, growth) if kind == "cross" else min(max(0, growth), replaced)
+                written = max(0, growth) if kind == "cross" else min(max(0, growth), replaced + shown)
             delta.written += written
             delta.copied += max(0, replaced - written)
             delta.held += held
