@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvobs")
 TICK_S = 0.25
 SAMPLE_NS = 1_000_000_000
+# Of a serving engine's other processes, in which nothing happens that kvobs hooks; below the 3 s after which a view
+# calls a process silent.
+RESTING_NS = 2_000_000_000
+RESTING = frozenset({"api_server", "worker"})
 STOP_S = 5.0
 UNOBSERVED = "Nothing in this process observes an allocator, so that there is nothing to judge."
 FLUSH_STORE_S = 2.0  # other processes of the directory may be at it
@@ -78,7 +82,8 @@ class Runtime:
         self.breaker = self._breaker()
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
-        self._sampled_ns = -SAMPLE_NS
+        self._sampled_ns = -RESTING_NS
+        self._heard = True  # since the last sample
         self._guarded_ns: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -239,9 +244,11 @@ class Runtime:
     def _tick(self, sample: bool) -> None:
         events: list[Event] = list(self.bus.drain())
         now = self._clock()
-        due = sample or now - self._sampled_ns >= SAMPLE_NS
+        self._heard = self._heard or bool(events)
+        rests = not self._heard and self._role is not None and self._role.role in RESTING
+        due = sample or now - self._sampled_ns >= (RESTING_NS if rests else SAMPLE_NS)
         if due:
-            self._sampled_ns = now
+            self._sampled_ns, self._heard = now, False
             events += self._facts
             for source in self.sources if self._running else ():
                 self._guarded(f"sample {source.name}", lambda s=source: events.extend(s.sample(now)))
@@ -258,10 +265,12 @@ class Runtime:
             self.metrics.refresh(now)
             self.slo.refresh(now)
             self._keep_target(now, events)
-        self._guarded("otlp", self.otel.tick, self.metrics.take_observations())
+        observations = self.metrics.take_observations()
+        if due or observations:
+            self._guarded("otlp", self.otel.tick, observations)
         points = self._points(now) if due else []
         if self.store is not None:
-            self._guarded("store", self._keep, events, points)
+            self._guarded("store", self._keep, events, points, due)
 
     def _protect(self, breaker: Breaker, now: int, events: list[Event]) -> None:
         """Let the breaker decide; what it decided is told with the events."""
@@ -303,11 +312,12 @@ class Runtime:
         if self.targets is not None and self._running:
             self._guarded("targets", self.targets.keep, now, self._role)
 
-    def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]]) -> None:
+    def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]], due: bool) -> None:
         assert self.store is not None
         self.store.write(events)
         self.store.write_points(points)
-        self.store.commit()
+        if due:  # a commit costs some milliseconds of CPU, however little is in it
+            self.store.commit()
         self.metrics.count("kvobs.self.events.dropped", ("store",), self.store.take_dropped())
 
     def _guarded(self, what: str, call: Callable[..., object], *arguments: object) -> None:

@@ -52,6 +52,13 @@ class Keeper:
         self._open()
         return True
 
+    def size_bytes(self) -> int:
+        """Bytes of this process's stores that the last stock-taking found, as they are now, logs included."""
+        paths = {store.path for store in self._stores if store.process == self._process}
+        if self.file is not None:
+            paths.add(self.file.path)
+        return sum(map(_space.bytes_of, paths))
+
     def piece_pages(self) -> int:
         """The size of transactions that suits the bound, in pages."""
         return min(self._plan.log_hard // FRAME_BYTES // 2, 512)

@@ -71,6 +71,15 @@ def lock_path(store: Path) -> Path:
     return store.with_name(store.name + ".lock")
 
 
+def bytes_of(store: Path) -> int:
+    """Bytes of a store, its log, the log's index and its lock file included; those that are not there have none."""
+    found = 0
+    for suffix in ("", "-wal", "-shm", ".lock"):
+        with contextlib.suppress(OSError):
+            found += os.stat(f"{store}{suffix}", follow_symlinks=False).st_size
+    return found
+
+
 def survey(directory: Path) -> list[Store]:
     """Every store of the directory, oldest write first; whether each is alive is asked of its lock.
 
