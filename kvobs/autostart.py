@@ -138,8 +138,8 @@ class Handle:
             ValueError: the name is not one of these, or 64 others were reported.
         """
         runtime = self.runtime
-        if runtime is not None and runtime.breaker is not None:
-            runtime.breaker.report(name, value, time.monotonic_ns())
+        if runtime is not None:
+            runtime.protection.report(name, value, time.monotonic_ns())
 
     def uninstrument(self) -> None:
         """Stop observing, as ``kvobs.uninstrument``."""

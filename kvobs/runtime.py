@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kvobs import config as configuration
 from kvobs.allocator.forecast import Forecast, absent
 from kvobs.allocator.memory_map import Held
-from kvobs.breaker import Breaker, PolicyError, load_policy, take
+from kvobs.breaker import Protection
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.discovery import Targets
@@ -26,7 +26,7 @@ from kvobs.exporters import OtelExporter, PrometheusExporter
 from kvobs.flight import FlightRecorder
 from kvobs.guard import OBSERVING, PASSING, Guard
 from kvobs.metrics import Attributes, Metrics, Objectives, Value
-from kvobs.model import Actuator, Availability, CacheGone, Event, ProcessRole, Source
+from kvobs.model import Availability, CacheGone, Event, ProcessRole, Source
 from kvobs.sources import Wiring, factories
 from kvobs.store import StoreWriter, watched
 
@@ -78,27 +78,14 @@ class Runtime:
         self.endpoint: str | None = None
         self.targets: Targets | None = None
         self._role: ProcessRole | None = None
-        self._facts: list[Availability] = list(self.slo.facts)
-        self.breaker = self._breaker()
+        self.protection = Protection(self.config, self.process_id, self.metrics, lambda: self.sources)
+        self._facts: list[Availability] = [*self.slo.facts, *self.protection.facts]
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
         self._sampled_ns = -RESTING_NS
         self._heard = True  # since the last sample
         self._guarded_ns: int | None = None
         self._thread: threading.Thread | None = None
-
-    def _breaker(self) -> Breaker | None:
-        if self.config.breaker == "off":
-            return None
-        try:
-            return Breaker(load_policy(self.config.breaker_policy), self.config.breaker, self._actuators)
-        except PolicyError as error:
-            self._facts.append(Availability("breaker", False, str(error)))
-            _log.warning("kvobs: there is no breaker: %s", error)
-            return None
-
-    def _actuators(self) -> list[Actuator]:
-        return [one for source in self.sources for one in getattr(source, "actuators", ())]
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -165,8 +152,7 @@ class Runtime:
         with self._lifecycle:
             if not self._running:
                 return
-            if self.breaker is not None:
-                self._guarded("breaker", self.breaker.stop, self._clock())
+            self._guarded("breaker", self.protection.stop, self._clock())
             ready = self.tick(sample=True)  # the last look: what is uninstalled has nothing to say any more
             self._running = False
             self.bus.wake = None
@@ -254,8 +240,7 @@ class Runtime:
                 self._guarded(f"sample {source.name}", lambda s=source: events.extend(s.sample(now)))
                 self._guarded(f"availability {source.name}", lambda s=source: events.extend(s.availability()))
         events = self.flight.complete(events)
-        if self.breaker is not None:
-            self._guarded("breaker", self._protect, self.breaker, now, events)
+        self._guarded("breaker", self.protection.follow, now, events, self.slo.standings, due)
         self.metrics.fold(events)
         self.slo.fold(events)
         self.metrics.count("kvobs.self.events.dropped", ("queue",), self.bus.take_dropped())
@@ -271,14 +256,6 @@ class Runtime:
         points = self._points(now) if due else []
         if self.store is not None:
             self._guarded("store", self._keep, events, points, due)
-
-    def _protect(self, breaker: Breaker, now: int, events: list[Event]) -> None:
-        """Let the breaker decide; what it decided is told with the events."""
-        if self.config.store is not None and now == self._sampled_ns:  # about once a second
-            breaker.obey(take(self.config.store, self.process_id))
-        events += breaker.follow(now, events, self.slo.standings)
-        for scope, level in breaker.levels().items():
-            self.metrics.set("kvobs.breaker.level", (scope, breaker.mode), level)
 
     def _points(self, now: int) -> list[tuple[Row, dict[Attributes, Value]]]:
         """All points as of now, once a second: for the flight recorder and the store."""

@@ -5,6 +5,7 @@ from kvobs.breaker._commands import Command, send, take
 from kvobs.breaker._conditions import All, AnyOf, Condition, Latch, Leaf, Reading, Signals
 from kvobs.breaker._machine import begin, begin_probe, end_probe, override, reset, step
 from kvobs.breaker._policy import PRESETS, PolicyError, load_policy, parse_policy
+from kvobs.breaker._protection import Protection
 from kvobs.breaker._signals import SIGNALS, Signal
 from kvobs.breaker._states import LEVELS, Level, LevelState, Phase, Policy, Probe, State, Transition
 
@@ -25,6 +26,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Probe",
+    "Protection",
     "Reading",
     "Signal",
     "Signals",

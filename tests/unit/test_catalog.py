@@ -242,7 +242,8 @@ def test_the_objective_is_a_boundary() -> None:
 SEEN_BY_ALL = ("hw.", "system.", "kvobs.host.hugepages", "kvobs.host.numa.", "kvobs.host.pressure",
                "kvobs.host.cgroup.", "kvobs.device.memory")
 STATES = {"kvobs.availability", "kvobs.alloc.interval", "kvobs.allocator.setting", "kvobs.attention.interval",
-          "kvobs.self.throttle", "kvobs.process.role", "kvobs.engine.age", "kvobs.engine.scrape.duration"}
+          "kvobs.self.throttle", "kvobs.process.role", "kvobs.engine.age", "kvobs.engine.scrape.duration",
+          "kvobs.slo.alert", "kvobs.breaker.level"}
 
 
 def test_only_what_adds_up_sums_over_ranks() -> None:
@@ -250,7 +251,7 @@ def test_only_what_adds_up_sums_over_ranks() -> None:
     for row in ROWS:
         extreme = row.unit == "s2" or (row.unit == "1" and row.kind == "gauge") or bool(
             {"largest", "largest_free", "mean"} & set(row.name.split(".")))
-        least = row.name.endswith("largest_free")
+        least = row.name.endswith("largest_free") or row.name == "kvobs.slo.budget"
         alike = row.name.startswith(SEEN_BY_ALL) or row.name in STATES
         assert row.across_ranks == ("min" if least else "max" if extreme or alike else "sum"), row.name
 

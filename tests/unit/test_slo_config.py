@@ -112,7 +112,7 @@ def test_durations(text: str, ns: int) -> None:
 @pytest.mark.parametrize("text", ["", "12", "ms", "-1ms", "1e3ms", "1 m", "nan s", "12msx"])
 def test_no_durations(text: str) -> None:
     """Everything else is refused."""
-    with pytest.raises(ValueError, match=re.escape(text)):
+    with pytest.raises(ValueError, match=re.escape(text) or None):
         parse_duration(text)
 
 
