@@ -20,6 +20,7 @@ from kvobs.sources import Wiring
 from kvobs.sources._identity import ByIdentity
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
+from kvobs.sources.vllm._actions import Actuators
 from kvobs.sources.vllm._arrivals import Arrivals
 from kvobs.sources.vllm._engine import EngineRecord, Spent
 from kvobs.sources.vllm._pool import PoolLedger, flat, is_cached
@@ -48,6 +49,7 @@ class EngineHooks:
         self._patches = patches
         self._desk = desk
         self.arrivals = Arrivals(desk.session_of)
+        self.actuators = Actuators(emit)
         self._spent = Spent()
         self._cancels: list[Callable[[], None]] = []
         self._running: Any = None
@@ -70,6 +72,7 @@ class EngineHooks:
         for cancel in self._cancels:
             cancel()
         self._cancels = []
+        self.actuators.close()
         self._bus = Bus(0)
         self._bus.active = False
         for record in self._engines.clear():  # the engine may be at work
@@ -108,6 +111,7 @@ class EngineHooks:
             self._patches.wrap(module.EngineCore, name, self._around(
                 lambda o, *a, **k: None, lambda o, seen, result, *a, **k: self.arrivals.received(result[0]))(
                     f"EngineCore.{name}"))
+        self.actuators.patch(module, self._patches)
 
     def sample(self, now_ns: int) -> Iterable[Event]:
         """What engines that are in a long step, or idle, hold now; called on the drain thread."""
@@ -137,6 +141,7 @@ class EngineHooks:
                 scheduler, self._ledger(manager.block_pool), self._desk, self.arrivals, self._spent, self._emit),
                 EngineRecord.gone)
             self._by_manager.add(manager, found, _nothing)
+            self.actuators.found(scheduler)
         elif found.epoch != self._bus.epoch:
             found.epoch = self._bus.epoch
             self.arrivals.clear()
@@ -144,8 +149,10 @@ class EngineHooks:
             self.cut += found.cut()
         return found
 
-    def _entered(self, scheduler: Any) -> EngineRecord:
+    def _entered(self, scheduler: Any, arriving: Any = None) -> EngineRecord:
         record = self._engine(scheduler)
+        if arriving is not None:
+            self.actuators.arriving(scheduler, arriving)
         record.entering()
         return record
 
@@ -261,6 +268,7 @@ class EngineHooks:
     def _schedule(self, name: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+                self.actuators.at(scheduler)
                 if not self._bus.active:
                     return original(scheduler, *args, **kwargs)
                 began = time.monotonic_ns()
@@ -329,6 +337,7 @@ class EngineHooks:
                 try:
                     record = self._engine(scheduler)
                     record.ending(request)
+                    self.actuators.ended(scheduler, request)
                 except Exception as error:
                     self._failed(name, error)
                     return original(scheduler, request, *args, **kwargs)
@@ -371,7 +380,7 @@ class EngineHooks:
             (scheduler, "__init__", around(lambda o, *a, **k: None,
                                            lambda o, seen, result, *a, **k: self._engine(o).ended(o)), True),
             (scheduler, "add_request", around(
-                lambda o, request, *a, **k: self._entered(o),
+                lambda o, request, *a, **k: self._entered(o, request),
                 lambda o, record, result, request, *a, **k: record.added(o, request)), True),
             (scheduler, "schedule", self._schedule, True),
             (scheduler, "update_from_output", self._update_from_output, True),

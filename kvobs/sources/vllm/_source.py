@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from kvobs.model import Availability, Emit, Event, Poll
+from kvobs.model import Actuator, Availability, Emit, Event, Poll
 from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources import Wiring
 from kvobs.sources._patch import Patches
@@ -23,6 +23,11 @@ class VllmSource:
         self._wiring = wiring
         self._patches: Patches | None = None
         self._engine: EngineHooks | None = None
+
+    @property
+    def actuators(self) -> list[Actuator]:
+        """The hands of the engines whose schedulers live in this process."""
+        return list(self._engine.actuators) if self._engine is not None else []
 
     def install(self, emit: Emit) -> None:
         """Hook in now, or as soon as the parts of vLLM that are hooked have been imported."""
@@ -46,6 +51,7 @@ class VllmSource:
         """Who is in an engine whose step takes long, or that is idle; how many requests a pause cut."""
         if self._engine is None:
             return ()
+        self._engine.actuators.expire()
         began, found = time.monotonic_ns(), list(self._engine.sample(now_ns))
         cut = (("kvobs.self.turns.cut", (), float(self._engine.cut)),) if self._engine.cut else ()
         return [*found, Poll(now_ns, SOURCE, time.monotonic_ns() - began, cut)] if found or cut else ()
@@ -56,6 +62,7 @@ class VllmSource:
             self._patches.after_fork_in_child()
         if self._engine is not None:
             self._engine.cut = 0
+            self._engine.actuators.after_fork_in_child()
 
     def availability(self) -> Iterable[Availability]:
         """Whether vLLM is there, and what of it is observed in this process."""
