@@ -15,6 +15,7 @@ from rich.progress import Progress as Bars
 
 from tests.bench import (
     _vllm_server,
+    breaker,
     children,
     decode,
     deep,
@@ -39,7 +40,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "hooks": hooks.measure, "deep": deep.measure, "guard": guard.measure, "frame": frame.measure,
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
-    "children": children.measure, "explain": explain.measure, "probe": probe.measure,
+    "children": children.measure, "breaker": breaker.measure, "explain": explain.measure, "probe": probe.measure,
     "vgpu": vgpu.measure, "vllm": vllm.measure, "vllm_server": _vllm_server.measure,
 }
 
