@@ -10,7 +10,7 @@ from kvobs.slo.calibration._windows import Sample
 
 TIME = "t"
 MOST_ROWS = 50_000_000
-_UNITS = {"ns": (1e-9, "nanoseconds"), "us": (1e-6, "microseconds"), "ms": (1e-3, "milliseconds")}
+_UNITS = {"ns": (1e9, "nanoseconds"), "us": (1e6, "microseconds"), "ms": (1e3, "milliseconds")}
 
 
 class Unreadable(ValueError):
@@ -18,7 +18,7 @@ class Unreadable(ValueError):
 
 
 def latency_unit(column: str) -> tuple[float, str]:
-    """A column's unit, in seconds and by its name: what the column's name ends with (``_ms``, ``_us``, ``_ns``)."""
+    """How many of a column's unit are a second, and the unit: what the name ends with (``_ms``, ``_us``, ``_ns``)."""
     return _UNITS.get(column.rpartition("_")[2], (1.0, "seconds"))
 
 
@@ -38,7 +38,7 @@ def read_csv(lines: Iterable[str], signal: str, latency: str) -> Iterator[Sample
         header = [name.strip() for name in header]
         signal_at, latency_at = _column(header, signal), _column(header, latency)
         time_at = _column(header, TIME) if TIME in header else None
-        scale, _ = latency_unit(latency)
+        per_second, _ = latency_unit(latency)
         before, count = -math.inf, 0
         for row in reader:
             if not row:
@@ -59,7 +59,7 @@ def read_csv(lines: Iterable[str], signal: str, latency: str) -> Iterator[Sample
                 raise Unreadable(f"line {line} {what}; rows must be in the order of {TIME}, in seconds")
             before = at
             count += 1
-            yield Sample(at, value, None if took is None else took * scale)
+            yield Sample(at, value, None if took is None else took / per_second)
     except csv.Error as error:
         raise Unreadable(f"line {reader.line_num} is not CSV ({error})") from None
 

@@ -35,7 +35,8 @@ svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--rule); }
-th { color: var(--quiet); white-space: nowrap; }
+th { color: var(--quiet); }
+th, td:not(:last-child) { white-space: nowrap; }
 pre { background: var(--raised); padding: .6rem .9rem; overflow-x: auto; }
 """
 

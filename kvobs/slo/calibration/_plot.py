@@ -66,7 +66,7 @@ def _choices(found: Calibration, x: Callable[[float], float], floor: float) -> l
         at = x(choice.threshold)
         if not _LEFT <= at <= _WIDTH - _RIGHT:
             continue
-        height = _TOP - 4 - 14 * (number % 3)
+        height = _TOP - 4 - 14 * number
         end = at > _WIDTH / 2
         parts.append(f'<path class="choice" d="M{at:.1f} {height}V{floor}"/><text x="{at + (-4 if end else 4):.1f}" '
                      f'y="{height + 4}" text-anchor="{"end" if end else "start"}">{escape(choice.method)}</text>')
