@@ -47,7 +47,7 @@ class Watched:
 
     def __init__(self, directory: Path, mode: str) -> None:
         (directory / "policy.toml").write_text(POLICY)
-        self.store = directory / "store"
+        self.store, self.mode = directory / "store", mode
         self.child = subprocess.Popen(
             [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env=child_environment(KVOBS_STORE=str(self.store), KVOBS_PROMETHEUS="127.0.0.1:0", KVOBS_OTLP="off",
@@ -95,13 +95,15 @@ def test_decisions_are_told_and_operators_are_obeyed(watched: Watched) -> None:
     assert kvobs("breaker", "set", "auto", watched.store).returncode == 0
     watched.reaches(0)
     told = json.loads(kvobs("breaker", "log", watched.store, "--json").stdout)
-    walk = [(one["level"], one["after"]) for one in told if one["kind"] == "decision"]
+    decided = [one for one in told if one["kind"] == "decision"]
+    walk = [(one["level"], one["after"]) for one in decided]
     assert walk == [(1, "open"), (2, "open"), (2, "half-open"), (2, "closed"), (1, "half-open"), (1, "closed"),
                     (1, "open"), (1, "half-open"), (1, "closed")]
-    assert told[1]["readings"] == [["app.load", 2.5]]
+    assert decided[1]["readings"] == [["app.load", 2.5]]
+    assert (len(told) > len(decided)) == (watched.mode == "act")  # the C heap of any process can be trimmed
     plain = kvobs("breaker", "log", watched.store).stdout.splitlines()
     assert len(plain) == len(told)
-    assert "process: Level 2 (offload) is open: its condition holds. Read: app.load 2.5." in plain[1]
+    assert any("process: Level 2 (offload) is open: its condition holds. Read: app.load 2.5." in line for line in plain)
 
 
 def test_refusals_are_one_sentence(tmp_path: Path) -> None:
