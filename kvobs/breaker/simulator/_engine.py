@@ -35,7 +35,7 @@ class Job:
         self.computed = self.high = self.generated = self.room = self.preemptions = self.now = 0
         self.held: list[int] = []  # its chunks
         self.found = 0  # of its chunks, those that it passed: held, or made by another at the same time
-        self.hit: int | None = None  # tokens found in the prefix cache at its first admission
+        self.hit = 0  # tokens that it found in the prefix cache before it had ever had them
         self.first_ns = self.ended_ns = -1
         self.outcome = ""
 
@@ -164,8 +164,7 @@ class Engine:
             job.held, job.found = list(job.chunks[:hits]), hits
             self.queried += job.known
             self.hits += hit
-            if job.hit is None:
-                job.hit = hit
+            job.hit += max(0, hit - job.high)
             job.computed, job.high, job.now = hit, max(job.high, hit), new
             job.room = -(-(hit + new) // BLOCK_TOKENS) * BLOCK_TOKENS
             self._context += hit

@@ -28,7 +28,7 @@ _NEVER = 1 << 62
 class Ended(msgspec.Struct, frozen=True, gc=False):
     """How a request ended: ``ok``, ``cut`` (finished with less output than it asked for), ``refused`` (for good) or
     ``out_of_memory``. ``ttft_ns`` is what its user saw, from its first arrival on, refusals included; ``computed`` are
-    positions that had KV in the end, and ``hit`` those of them that the prefix cache had at its first admission.
+    positions that had KV in the end, or before they were lost; ``hit`` those of them that came from the prefix cache.
     """
 
     number: int
@@ -132,7 +132,7 @@ class _Simulation:
             self.ended[job.number] = Ended(
                 job.number, outcome, job.prompt, request.output, job.generated,
                 None if job.first_ns < 0 else job.first_ns - request.arrival_ns, tpot_ns(job),
-                self.refusals.get(job.number, 0), job.preemptions, job.hit or 0, job.high)
+                self.refusals.get(job.number, 0), job.preemptions, job.hit, job.high)
         self.engine.ended.clear()
 
 

@@ -18,7 +18,7 @@ BLOCK_TOKENS = 16  # of a block, as vLLM's default on GPUs
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of a server and of those who use it; ``CONSTANTS`` says what each means. Times in seconds."""
 
-    blocks: int = 11_988
+    blocks: int = 11_987
     slots: int = 256
     budget: int = 8_192
     step_s: float = 0.0186

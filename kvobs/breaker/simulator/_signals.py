@@ -48,7 +48,7 @@ class Told:
         first = None if job.first_ns < 0 else job.first_ns - job.arrived_ns
         self._ledger.fold([model.Turn(
             t_ns=job.ended_ns, start_ns=job.arrived_ns, wall_start_ns=0, origin=_ORIGIN, cache_id=0, session="",
-            priority="", turn=1, outcome=job.outcome, steps=0, prompt_tokens=job.prompt, cached_tokens=job.hit or 0,
+            priority="", turn=1, outcome=job.outcome, steps=0, prompt_tokens=job.prompt, cached_tokens=job.hit,
             new_tokens=job.generated, kv_bytes=0, kv_reserved_bytes=0, kv_largest_bytes=0, reallocations=0,
             bytes_written=0, bytes_copied=0, migrations=(), ttft_ns=first, tpot_ns=tpot_ns(job), prefill_ns=None,
             hook_ns=0, trace_id="", span_id="", sampled=False)])

@@ -115,7 +115,7 @@ def _azure(file: TextIO, path: Path) -> Iterator[Request]:
 
 def _azure_row(row: list[str], where: str) -> Request:
     if len(row) != len(AZURE_HEADER):
-        raise TraceError(f"In {where}, there are {len(row)} fields; allowed are {len(AZURE_HEADER)}.")
+        raise TraceError(f"In {where}, the number of fields is {len(row)}; allowed are {len(AZURE_HEADER)}.")
     match = _TIME.fullmatch(row[0])
     try:
         if match is None:
@@ -154,8 +154,8 @@ def _mooncake(file: TextIO, path: Path) -> Iterator[Request]:
             raise TraceError(f"In {where}, timestamp is {row.timestamp!r}; allowed are 0 to 1e13 ms.")
         prompt = _tokens(row.input_length, "input_length", where, least=1)
         if len(row.hash_ids) > -(-prompt // MOONCAKE_CHUNK):
-            raise TraceError(f"In {where}, there are {len(row.hash_ids)} hash_ids for {prompt} tokens; allowed is one "
-                             f"per {MOONCAKE_CHUNK}.")
+            raise TraceError(f"In {where}, the number of hash_ids is {len(row.hash_ids)} for {prompt} tokens; allowed "
+                             f"is one per {MOONCAKE_CHUNK}.")
         # The last id may name a part of a chunk: only whole ones are shared here.
         yield Request(round(row.timestamp * 1e6), prompt, _tokens(row.output_length, "output_length", where),
                       distinct(row.hash_ids[:prompt // MOONCAKE_CHUNK]))
