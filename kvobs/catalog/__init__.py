@@ -10,12 +10,12 @@ from kvobs.catalog import _cache, _engine, _host, _memory, _protect, _self, _ser
 from kvobs.catalog._row import (
     EVICTION_BOUNDS_NS,
     EVICTION_BUCKETS,
-    LATENCY_BOUNDS_NS,
     LATENCY_BUCKETS,
     SLOW_ALLOCATION,
     SLOW_BUCKET,
     Row,
 )
+from kvobs.config import LATENCY_BOUNDS_NS
 
 ROWS: tuple[Row, ...] = (
     *_cache.ROWS, *_serving.ROWS, *_engine.ROWS, *_memory.ROWS, *_host.ROWS, *_slo.ROWS,

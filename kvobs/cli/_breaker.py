@@ -48,8 +48,8 @@ def log(store: Store = None, process: Only = None, as_json: Json = False) -> Non
 
     reader, processes = _read(store)
     chosen = {one.process for one in _chosen(processes, process)}
-    told: list[Stored[Any]] = sorted(
-        (one for one in [*decisions(reader), *actions(reader)] if one.process in chosen), key=lambda one: one.wall_ns)
+    both: list[Stored[Any]] = [*decisions(reader), *actions(reader)]
+    told = sorted((one for one in both if one.process in chosen), key=lambda one: one.wall_ns)
     if as_json:
         print(json.dumps([_document(one) for one in told], indent=2))
         return

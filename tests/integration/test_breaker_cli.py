@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from kvobs.store import StoreWriter
+from tests import events
 from tests.support import ROOT, child_environment, run_child, wait_until
 
 POLICY = """
@@ -108,14 +110,17 @@ def test_decisions_are_told_and_operators_are_obeyed(watched: Watched) -> None:
 
 def test_refusals_are_one_sentence(tmp_path: Path) -> None:
     """No store, no such level, and a store whose processes have no breaker: exit code 2 and one sentence each."""
-    (tmp_path / "empty").mkdir()
+    writer = StoreWriter(tmp_path / "store", 8 << 20, "one")
+    writer.write([events.turn()])
+    writer.commit()
+    writer.close()
     for words, sentence in (
             (("status", tmp_path / "no"), f"There is no store at {tmp_path / 'no'}."),
-            (("set", "4", tmp_path / "empty"), "There is no level '4'; allowed are 0 to 3 and auto."),
-            (("reset", tmp_path / "empty"), "No process of this store runs with a breaker.")):
+            (("set", "4", tmp_path / "store"), "There is no level '4'; allowed are 0 to 3 and auto."),
+            (("reset", tmp_path / "store"), "No process of this store runs with a breaker.")):
         done = kvobs("breaker", *words)
         assert (done.returncode, done.stderr.strip()) == (2, f"kvobs: {sentence}")
-    done = kvobs("breaker", "status", tmp_path / "empty")
+    done = kvobs("breaker", "status", tmp_path / "store")
     assert (done.returncode, done.stdout.split(";")[0]) == (0, "No process of this store had a breaker")
 
 
