@@ -163,7 +163,7 @@ class Actuators:
         wakeup = getattr(getattr(module, "EngineCoreRequestType", None), "WAKEUP", None)
         loop = getattr(module, "EngineCoreProc", None)
         if wakeup is not None and hasattr(loop, "_process_input_queue"):
-            patches.wrap(loop, "_process_input_queue", self._loop(wakeup))
+            patches.wrap(loop, "_process_input_queue", self._loop(wakeup, patches))
 
         def patch_scheduler(module: Any) -> None:
             for name, make in (("has_requests", self._asked), ("set_pause_state", self._set)):
@@ -228,12 +228,15 @@ class Actuators:
             return result
         return set_pause_state
 
-    def _loop(self, wakeup: object) -> Callable[[Original], Original]:
+    def _loop(self, wakeup: object, patches: Patches) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def process_input_queue(core: Any, *args: Any, **kwargs: Any) -> Any:
-                point = self._points.get(getattr(core, "scheduler", None))
-                if point is not None:
-                    point.looping(core, wakeup)
+                try:
+                    point = self._points.get(core.scheduler)
+                    if point is not None:
+                        point.looping(core, wakeup)
+                except Exception as error:
+                    patches.fail("EngineCoreProc._process_input_queue", error)
                 return original(core, *args, **kwargs)
             return process_input_queue
         return make

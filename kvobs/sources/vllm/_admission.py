@@ -52,7 +52,8 @@ def to_grow(request: Any, block_size: int, longest: int, lookahead: int, expecte
     """
     outputs = int(request.max_tokens)
     if expected is not None:  # one that is beyond that already gets a block more
-        outputs = min(outputs, max(expected, int(request.num_output_tokens) + block_size))
+        generated = int(request.num_output_tokens)
+        outputs = min(outputs, expected if generated < expected else generated + block_size)
     end = min(int(request.num_prompt_tokens) + outputs - 1 + lookahead, longest)
     return max(0, end - int(request.num_tokens))
 
