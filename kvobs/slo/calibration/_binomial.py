@@ -44,16 +44,21 @@ def upper_bound(k: int, n: int, delta: float) -> float:
     """
     if k >= n:
         return 1.0
-    low, high = k / n, 1.0
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
+    low, high = 0.0, 1.0
+    at = min((k + math.sqrt(k) + 1) / n, (k / n + 1) / 2)
+    for _ in range(200):
+        tail = lower_tail(k, n, at)
+        low, high = (at, high) if tail > delta else (low, at)
+        # Newton's step for log(tail), whose derivative is -n P(Bin(n - 1, p) = k) / tail; where it leaves the bracket,
+        # the bracket's middle.
+        slope = n * pmf(k, n - 1, at)
+        step = tail * math.log(tail / delta) / slope if slope and tail else math.inf
+        if abs(step) <= 1e-13 * at:
             break
-        if lower_tail(k, n, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+        at += step
+        if not low < at < high:
+            at = (low + high) / 2
+    return at
 
 
 def needed(k: int, alpha: float, delta: float) -> int:
@@ -61,9 +66,13 @@ def needed(k: int, alpha: float, delta: float) -> int:
 
     For k = 0 it is the least n with (1 - alpha)^n <= delta: 59 at alpha = delta = 0.05, 45 at delta = 0.1.
     """
-    low, high = k, max(2 * k, 1)
-    while lower_tail(k, high, alpha) > delta:
-        low, high = high, 2 * high
+    low, guess = k, int(k / alpha)
+    if lower_tail(k, guess, alpha) > delta:
+        low = guess
+    step = int(math.sqrt(k) / alpha) + 1
+    while lower_tail(k, low + step, alpha) > delta:
+        low, step = low + step, 2 * step
+    high = low + step
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if lower_tail(k, middle, alpha) > delta else (low, middle)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -58,13 +58,6 @@ class Ordered:
         count = bisect_right(self.signals, threshold)
         return Point(threshold, count, self._misses[count])
 
-    def points(self) -> Iterator[Point]:
-        """Every signal value as a threshold, the lowest first."""
-        count = len(self)
-        for index, value in enumerate(self.signals, 1):
-            if index == count or self.signals[index] != value:
-                yield Point(value, index, self._misses[index])
-
 
 @lru_cache(maxsize=64)
 def ranks(windows: int, alpha: float, delta: float) -> tuple[int, ...]:
@@ -78,8 +71,8 @@ def ranks(windows: int, alpha: float, delta: float) -> tuple[int, ...]:
     if windows < least:
         return ()
     start = max(least, min(_START * least, windows // _PART))
-    step = max(1, -(-(windows - start) // GRID))
-    found = {needed(most_misses(rank, alpha, delta), alpha, delta) for rank in range(start, windows + 1, step)}
+    fewest, most = most_misses(start, alpha, delta), most_misses(windows, alpha, delta)
+    found = {needed(misses, alpha, delta) for misses in range(fewest, most + 1, -(-(most - fewest + 1) // GRID))}
     return (*sorted(found - {windows}), windows)
 
 
@@ -101,11 +94,11 @@ def learn_then_test(tested: Sequence[Point], alpha: float, delta: float) -> Poin
 
 def plug_in(ordered: Ordered, alpha: float) -> Point | None:
     """The largest threshold whose observed rate is at most alpha: right in about half of all cases."""
-    found = None
-    for point in ordered.points():
+    for index in range(len(ordered), 0, -1):
+        point = ordered.at(ordered.signals[index - 1])
         if point.misses <= alpha * point.windows:
-            found = point
-    return found
+            return point
+    return None
 
 
 def dkw_margin(windows: int, delta: float) -> float:
