@@ -35,11 +35,11 @@ _propagator = W3CBaggagePropagator()
 def whose(scope: Scope) -> tuple[str | None, Priority]:
     """Session (None where none is named) and priority of a request, by its headers, else by its baggage."""
     headers = dict(scope["headers"])
-    entries: Context | None = None
+    name, priority = _text(headers.get(SESSION)), _text(headers.get(PRIORITY))
     if b"baggage" in headers:
         entries = _propagator.extract({"baggage": headers[b"baggage"].decode("latin-1")}, Context())
-    name = _text(headers.get(SESSION)) or str(baggage.get_baggage(BAGGAGE_ID, entries) or "")
-    priority = _text(headers.get(PRIORITY)) or baggage.get_baggage(BAGGAGE_PRIORITY, entries)
+        name = name or str(baggage.get_baggage(BAGGAGE_ID, entries) or "")
+        priority = priority or str(baggage.get_baggage(BAGGAGE_PRIORITY, entries) or "")
     return name[:MOST_CHARACTERS] or None, priority if priority in PRIORITIES else "normal"
 
 

@@ -194,7 +194,7 @@ def test_a_request_that_is_cancelled_gives_its_place_back() -> None:
         app.free.release()
         await calls[2]
         assert (made.active, made.waiting) == (0, 0)
-        assert len(asyncio.all_tasks()) == 1
+        await until(lambda: len(asyncio.all_tasks()) == 1)
 
     asyncio.run(main())
 
