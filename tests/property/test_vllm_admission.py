@@ -13,7 +13,7 @@ from kvobs.sources.vllm._layout import Layout
 from tests.vllm_world import FullAttentionSpec, Request, Scheduler
 
 SIZES = st.sampled_from([1, 7, 16, 32])
-REQUESTS = st.lists(st.tuples(st.integers(1, 120), st.integers(0, 90)), min_size=1, max_size=12)
+REQUESTS = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 120)), min_size=1, max_size=12)
 
 
 def manager(size: int, kind: str = "FullAttentionSpec", most: int | None = None) -> object:
@@ -26,8 +26,8 @@ def manager(size: int, kind: str = "FullAttentionSpec", most: int | None = None)
 def test_the_peak_bounds_every_step_of_the_future(requests: list[tuple[int, int]], size: int) -> None:
     """Stepped token by token, the blocks of those that have not ended never exceed it, nor by one per request less."""
     foreseen = footprint([manager(size)], 4096).peak(requests)
-    held = max(sum(-(-(now + step) // size) for now, more in requests if step <= more)
-               for step in range(max(more for _, more in requests) + 1))
+    held = max(sum(-(-(now + step) // size) for more, now in requests if step <= more)
+               for step in range(max(more for more, _ in requests) + 1))
     assert held <= foreseen < held + len(requests) + 1
 
 

@@ -10,7 +10,6 @@ counted for each.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections import deque
@@ -65,15 +64,18 @@ class Footprint(NamedTuple):
     fixed: float
 
     def peak(self, requests: Sequence[tuple[int, int]]) -> int:
-        """The most blocks that requests of so many tokens, which grow by so many more, ever hold together.
+        """The most blocks that requests ever hold together: (tokens by which one will grow, tokens that it has).
 
         When one ends, those that go on have grown as much as it has (the future memory of the Past-Future scheduler,
         Gong et al. 2025).
         """
-        most = tokens = 0.0
-        for number, (now, more) in enumerate(sorted(requests, key=lambda request: -request[1]), 1):
+        per_token, fixed = self
+        tokens, most = 0, 0.0
+        for number, (more, now) in enumerate(sorted(requests, reverse=True), 1):
             tokens += now
-            most = max(most, self.per_token * (tokens + number * more) + number * self.fixed)
+            held = per_token * (tokens + number * more) + number * fixed
+            if held > most:
+                most = held
         return math.ceil(most - 1e-9)
 
 
@@ -92,21 +94,28 @@ def footprint(managers: Iterable[Any], longest: int) -> Footprint:
     return Footprint(per_token, fixed)
 
 
-def fitting(scheduler: Any, layout: Layout, expected: int | None, most: int) -> int:
+def fitting(scheduler: Any, layout: Layout, expected: int | None, most: int, last: int) -> int:
     """How many requests, in the order in which they run and then wait, the pool holds to their ends; ``most`` where
-    all of them do. May be 0.
+    all of them do. May be 0. It is looked for beginning at ``last``, what was found before.
     """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     longest, size = int(scheduler.max_model_len), int(managers[0].block_size)
     lookahead = int(getattr(scheduler, "num_lookahead_tokens", 0))
     taken = footprint(managers, longest)
     queue = list(itertools.islice(itertools.chain(scheduler.running, waiting(scheduler)), most))
-    requests = [(int(one.num_tokens), to_grow(one, size, longest, lookahead, expected)) for one in queue]
+    requests = [(to_grow(one, size, longest, lookahead, expected), int(one.num_tokens)) for one in queue]
     room = int(scheduler.kv_cache_manager.block_pool.free_block_queue.num_free_blocks)
     for one in itertools.chain(scheduler.running, getattr(scheduler, "kv_holding_waiting", ())):
         room += layout.blocks_of(one.request_id)
-    fits = bisect.bisect_right(range(1, len(requests) + 1), room, key=lambda number: taken.peak(requests[:number]))
-    return most if fits == len(requests) else fits
+    low, high = 0, len(requests)  # low of them fit
+    number = min(last, high)
+    while low < high:
+        if taken.peak(requests[:number]) <= room:
+            low = number
+        else:
+            high = number - 1
+        number = low + 1 if low == last else (low + high + 1) // 2
+    return most if low == len(requests) else low
 
 
 class KvAwareAdmission:
@@ -131,7 +140,7 @@ class KvAwareAdmission:
         if why:
             return Effect(None, None, why)
         most = int(getattr(scheduler, LIMIT))
-        fits = max(1, fitting(scheduler, self._layout, self.lengths.expected(), most))
+        fits = max(1, fitting(scheduler, self._layout, self.lengths.expected(), most, most))
         return Effect(0, None, "" if fits < most else "The pool can hold all requests to their ends.")
 
     def _why_not(self, scheduler: Any) -> str:
@@ -166,7 +175,7 @@ class KvAwareAdmission:
         now = int(getattr(scheduler, LIMIT))
         if now != self._limit:  # somebody else has set it meanwhile
             self._before = now
-        fits = max(1, fitting(scheduler, self._layout, self.lengths.expected(), self._before))
+        fits = max(1, fitting(scheduler, self._layout, self.lengths.expected(), self._before, self._limit))
         fits += int(getattr(scheduler, "num_waiting_for_streaming_input", 0))  # they count as active
         self._limit = min(self._before, fits)
         setattr(scheduler, LIMIT, self._limit)
