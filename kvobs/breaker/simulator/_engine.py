@@ -86,17 +86,16 @@ class Engine:
 
     def complete(self, now_ns: int) -> None:
         """End the step: tokens are there, and who has all of them leaves."""
-        chunk_tokens, left = self.chunk_tokens, False
+        left = False
         for job in self._step:
             if job.computed < job.high:
                 self.recomputed += min(job.high, job.computed + job.now) - job.computed
             job.computed += job.now
             self._context += job.now
-            job.high = max(job.high, job.computed)
-            while job.found < len(job.chunks) and job.computed >= (job.found + 1) * chunk_tokens:
-                if self.pool.register(job.chunks[job.found]):
-                    job.held.append(job.chunks[job.found])
-                job.found += 1
+            if job.computed > job.high:
+                job.high = job.computed
+            if job.chunks:
+                self._register(job)
             if job.computed == job.known:
                 job.generated += 1
                 job.known += 1
@@ -109,6 +108,14 @@ class Engine:
         if left:
             self.running = [job for job in self.running if not job.outcome]
 
+    def _register(self, job: Job) -> None:
+        """Chunks that a request has just filled can be found from now on."""
+        while job.found < len(job.chunks) and job.computed >= (job.found + 1) * self.chunk_tokens:
+            chunk = job.chunks[job.found]
+            if self.pool.register(chunk):
+                job.held.append(chunk)
+            job.found += 1
+
     # -- a step ----------------------------------------------------------------------------------------
 
     def _serve(self, now_ns: int) -> tuple[int, bool]:
@@ -117,7 +124,8 @@ class Engine:
         running, step = self.running, self._step
         while index < len(running) and budget:
             job = running[index]
-            job.now = min(job.known - job.computed, budget)
+            new = job.known - job.computed
+            job.now = new if new < budget else budget
             lacking = job.computed + job.now - job.room
             if lacking > 0:
                 need = -(-lacking // BLOCK_TOKENS)
@@ -182,8 +190,8 @@ class Engine:
         return self._expected(job) + sum(self._expected(one) for one in self.running) <= self.pool.size
 
     def _expected(self, job: Job) -> int:
-        guess = self._done_tokens / self._done if self._done else self.server.guess_tokens
-        return max(job.blocks, -(-(job.prompt + max(job.generated, round(guess))) // BLOCK_TOKENS))
+        guess = -(-self._done_tokens // self._done) if self._done else self.server.guess_tokens
+        return max(job.blocks, -(-(job.prompt + max(job.generated, guess)) // BLOCK_TOKENS))
 
     def _release(self, job: Job, now_ns: int) -> None:
         self.pool.give(job.blocks - len(job.held) * self.pool.chunk_blocks)
