@@ -313,7 +313,7 @@ class Runtime:
             return
         self._lifecycle = threading.RLock()
         self.bus.clear()
-        for part in (self.otel, self.prometheus, self.store, self.targets):
+        for part in (self.otel, self.prometheus, self.store, self.targets, self.protection):
             if part is not None:
                 self._guarded("fork", part.abandon)
         for source in self.sources:

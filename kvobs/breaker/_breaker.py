@@ -39,6 +39,7 @@ class Breaker:
         self._orders = 0  # generations of orders, in one line for all scopes and levels
         self._failed: set[str] = set()
         self._stopped = False
+        self.decisions = 0  # so far
 
     # -- commands (any thread) -------------------------------------------------------------------------
 
@@ -119,6 +120,7 @@ class Breaker:
         self._states[scope], transition = step(self.policy, state, signals, now_ns)
         if transition is None:
             return None
+        self.decisions += 1
         if self.mode == ACT:
             self._order(transition, now_ns)
         return model.Decided(now_ns, scope, self.policy.name, self.mode, transition.level, transition.before.value,

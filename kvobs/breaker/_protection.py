@@ -1,4 +1,7 @@
-"""The breaker of an observed process as its configuration has it: made, fed, commanded, told."""
+"""The breaker of an observed process as its configuration has it: made, fed, commanded, told.
+
+What it decides for requests goes to a decision board beside the store, which gates in this and in other processes read.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvobs import model
+from kvobs.breaker._board import BoardWriter, board_directory
 from kvobs.breaker._breaker import Breaker
 from kvobs.breaker._commands import take
+from kvobs.breaker._gate import Decision
+from kvobs.breaker._limits import ByPriority, by_priority
 from kvobs.breaker._policy import PolicyError, load_policy
 from kvobs.config import Config
 from kvobs.metrics import Metrics
@@ -15,6 +21,8 @@ from kvobs.slo import Standing
 
 _log = logging.getLogger("kvobs")
 OFF = "off"
+HOLDS_NS = 3_000_000_000  # a decision that is not renewed for so long is none: the breaker's process hangs
+RETRY_AFTER_S = 5.0
 
 
 class Protection:
@@ -25,6 +33,10 @@ class Protection:
         self._store, self._process_id, self._metrics = config.store, process_id, metrics
         self.breaker: Breaker | None = None
         self.facts: list[model.Availability] = []
+        self._board: BoardWriter | None = None
+        self._limits = ByPriority()
+        self._published: tuple[int, int] | None = None  # level and generation
+        self._reason, self._now_ns = "", 0
         if config.breaker == OFF:
             return
         try:
@@ -39,11 +51,28 @@ class Protection:
         breaker = self.breaker
         if breaker is None:
             return
+        self._now_ns = now_ns
         if due and self._store is not None:
             breaker.obey(take(self._store, self._process_id))
-        events += breaker.follow(now_ns, events, standings)
-        for scope, level in breaker.levels().items():
+        decided = breaker.follow(now_ns, events, standings)
+        events += decided
+        levels = breaker.levels()
+        for scope, level in levels.items():
             self._metrics.set("kvobs.breaker.level", (scope, breaker.mode), level)
+        if decided:
+            self._reason = decided[-1].reason
+        self._publish(max(levels.values(), default=0), breaker.decisions, now_ns, due)
+
+    def _publish(self, level: int, generation: int, now_ns: int, due: bool) -> None:
+        """Have gates see the decision in force; it is renewed about once a second."""
+        if self._store is None or self.breaker is None or (not due and (level, generation) == self._published):
+            return
+        if self._board is None:
+            self._board = BoardWriter(board_directory(self._store), self._process_id, lambda: self._now_ns)
+        self._board.publish(Decision(
+            generation=generation, level=level, mode=self.breaker.mode, limits=by_priority(self._limits, level),
+            retry_after_s=RETRY_AFTER_S, expires_ns=now_ns + HOLDS_NS, reason=self._reason))
+        self._published = level, generation
 
     def report(self, name: str, value: float, now_ns: int) -> None:
         """Take a signal of the application; raises ValueError for a name that it may not report."""
@@ -51,6 +80,15 @@ class Protection:
             self.breaker.report(name, value, now_ns)
 
     def stop(self, now_ns: int) -> None:
-        """Undo what is applied."""
+        """Undo what is applied, and take the board away: gates open."""
         if self.breaker is not None:
             self.breaker.stop(now_ns)
+        if self._board is not None:
+            self._board.close()
+            self._board, self._store = None, None
+
+    def abandon(self) -> None:
+        """In a forked child: the breaker and its board are the parent's."""
+        if self._board is not None:
+            self._board.abandon()
+        self.breaker = None
