@@ -81,6 +81,7 @@ def _check(engine: Engine) -> None:
     assert min(pool.cached, pool.free, own) >= 0
     assert len(engine.running) <= engine.server.slots
     assert sum(job.now for job in engine._step) <= engine.server.budget
+    assert engine._context == sum(job.computed for job in engine.running)
     for job in engine.running:
         assert job.computed <= job.room
     for job in engine.waiting:

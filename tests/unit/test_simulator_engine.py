@@ -35,6 +35,13 @@ def test_two_requests_and_a_preemption_by_hand() -> None:
     assert [(one.outcome, one.generated, one.preemptions) for one in run.ended] == [("ok", 20, 0), ("ok", 20, 1)]
 
 
+def test_who_is_preempted_is_served_before_those_who_wait() -> None:
+    """A third request that waits while the second is preempted ends after it."""
+    run = simulate(Trace("tiny", (Request(0, 20, 20), Request(0, 20, 20), Request(SECOND, 40, 20)), 16), TINY, None)
+    assert [one.preemptions for one in run.ended] == [0, 1, 0]
+    assert seconds(run.ended[2].ttft_ns) > 20  # after the first two, not between them
+
+
 def test_a_prefix_is_found_by_whole_chunks() -> None:
     """After 40 tokens with chunks of 16 named 7 and 8, another with the same two computes only what lies behind."""
     run = simulate(Trace("two", (Request(0, 40, 1, (7, 8)), Request(10 * SECOND, 40, 1, (7, 8))), 16), TINY, None)

@@ -65,11 +65,10 @@ class Pool:
         return min(most, len(chunks)), idle, host
 
     def hold(self, chunks: Sequence[int]) -> int:
-        """Hold chunks that were found; the blocks for those on the host must have been taken. How many were there."""
+        """Hold chunks that were picked, or are on the host and their blocks taken; how many came from there."""
         fetched = 0
         for chunk in chunks:
             if chunk in self._holders:
-                self._idle.pop(chunk, None)
                 self._holders[chunk] += 1
             else:  # it stays on the host too, as long as that has room
                 self._holders[chunk] = 1
