@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from kvobs import asgi
 from kvobs.breaker._gate import OBSERVE
 from kvobs.breaker._limits import UNLIMITED, Limits
 from tests.asgi import SECOND, App, Board, Call, Clock, decision, guarded, scope, until
@@ -30,6 +33,22 @@ def test_who_finds_all_places_taken_waits_its_turn() -> None:
         assert app.serving == ["first", "vip", "a", "b", "c", "a", "a"]
         assert (made.active, made.waiting) == (0, 0)
         assert made.counts["act", "normal", "queued"] == 5
+
+    asyncio.run(main())
+
+
+def test_a_free_place_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a request lets the next one in; nobody waits for the moment at which the queue is looked after."""
+    monkeypatch.setattr(asgi, "PUMP_S", 10**6)
+
+    async def main() -> None:
+        app = App(held=True)
+        made = guarded(app, PATIENT, max_active=1)
+        calls = [Call(made).start() for _ in range(3)]
+        await until(lambda: made.waiting == 2)
+        for _ in calls:
+            app.free.release()
+        await until(lambda: all(call.done() for call in calls))
 
     asyncio.run(main())
 

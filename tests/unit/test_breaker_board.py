@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,14 @@ def test_a_record_that_stays_torn_is_given_up(tmp_path: Path, monkeypatch: pytes
     assert BoardReader(tmp_path).decision() is None
     assert len(reads) == 3
     writer.close()
+
+
+def test_a_record_needs_one_number_at_both_ends() -> None:
+    """A record whose two sequence numbers differ is torn, also where its checksum is right."""
+    whole = encode(Record("h", 1, SECOND, decision()), 7)
+    torn = whole[:-12] + (8).to_bytes(8, "little")
+    assert decode(whole) is not None
+    assert decode(torn + zlib.crc32(torn).to_bytes(4, "little")) is None
 
 
 def test_long_texts_are_cut() -> None:
