@@ -8,6 +8,7 @@ tensors of the host.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -40,7 +41,7 @@ class Actions:
         self._tell: Callable[[CacheRecord], None] = lambda record: None
         self.uses = Uses()
         self.growth = Growth(emit, _is_compiling)
-        self._moves = Moves(self.uses, self.growth, self._records, self._told)
+        self._moves = Moves(self.uses, self.growth, self._records, self._everything, self._told)
         self.point = SafePoint(SOURCE, (
             Action(Capability(1, "chunked_growth", True, "Let growing layers write into spare room instead of copying "
                                                          "all of K and V for each token."),
@@ -89,13 +90,16 @@ class Actions:
 
     def _records(self) -> list[CacheRecord]:
         """Live caches that have been seen in a pass since observation began, or began again."""
-        registry, epoch = self._registry, self._bus.epoch
-        return [] if registry is None else [record for record in registry.records()
-                                            if not record.blind and record.epoch == epoch]
+        epoch = self._bus.epoch
+        return [record for record in self._everything() if not record.blind and record.epoch == epoch]
+
+    def _everything(self) -> list[CacheRecord]:
+        return self._registry.records() if self._registry is not None else []
 
     def _told(self, record: CacheRecord) -> None:
-        if self._bus.active:
-            self._tell(record)
+        if self._bus.active and record.epoch == self._bus.epoch:
+            with contextlib.suppress(Exception):  # the sweep after its next pass tells the same
+                self._tell(record)
 
     def _cannot(self) -> str:
         if self._registry is None or not self.growth.classes:

@@ -11,6 +11,7 @@ calls them: so it is right also where no hook of kvobs sees the pass.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from typing import Any
 
 from kvobs.model import Emit, HookFailed
 from kvobs.sources._patch import Patches
+from kvobs.sources._torch_handle import CUDA
 from kvobs.sources.transformers._caches import SOURCE
 
 CHUNK, SHARE = 64, 4  # spare rows: at least so many, and a quarter of the rows, so that copies are amortised
@@ -27,6 +29,7 @@ _REARRANGE = ("crop", "reorder_cache", "batch_repeat_interleave", "batch_select_
 _CLASSES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 Function = Callable[..., Any]
+_log = logging.getLogger("kvobs")
 
 
 class _Room:
@@ -108,15 +111,21 @@ class Growth:
         return layer in self._away
 
     def back(self, layer: Any) -> None:
-        """Bring K and V back to the layer's device; torch's own errors pass, and it stays away then."""
+        """Bring K and V back to the layer's device; torch's own errors pass, and it stays away then.
+
+        Whoever comes first does it, and others wait: what it then grows into must not be replaced once more.
+        """
         if layer not in self._away:
             return
-        if layer.is_initialized:
-            for name in ("keys", "values"):
-                tensor = getattr(layer, name)
-                if tensor.device.type == HOST:
-                    setattr(layer, name, tensor.to(layer.device, non_blocking=True))
         with self._lock:
+            if layer not in self._away:
+                return
+            if layer.is_initialized:
+                for name in ("keys", "values"):
+                    tensor = getattr(layer, name)
+                    if tensor.device.type == HOST:
+                        setattr(layer, name, tensor.to(layer.device, non_blocking=True))
+                _finish(layer.device)
             self._away.discard(layer)
             self._unpatch()
 
@@ -172,6 +181,8 @@ class Growth:
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return  # concatenation needs less room, and says it itself where even that is not there
         self.chunked = False
+        _log.warning("kvobs: growth in chunks raised %s: %s; it is off, the process is not affected.",
+                     type(error).__name__, error)
         self._emit(HookFailed(time.monotonic_ns(), SOURCE, "DynamicLayer.update", f"{type(error).__name__}: {error}"))
 
     def _grow(self, layer: Any, keys: Any, values: Any) -> tuple[Any, Any] | None:
@@ -194,6 +205,14 @@ class Growth:
         room.seen_keys, room.seen_values = room.keys[:, :, :rows], room.values[:, :, :rows]
         layer.keys, layer.values = room.seen_keys, room.seen_values
         return room.seen_keys, room.seen_values
+
+
+def _finish(device: Any) -> None:
+    """Other threads may use other streams."""
+    if device.type == CUDA:
+        import torch
+
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _plain(states: Any) -> bool:

@@ -21,7 +21,9 @@ from kvobs.sources.transformers._actions_use import Uses
 from kvobs.sources.transformers._caches import CacheRecord
 
 MOST_SHARE = 0.5  # a segment that is used more than this is not worth emptying
+PACKED = 0.8  # of the free bytes elsewhere, which lie in pieces
 TRIES = 8
+_GROUP = ("device", "stream", "segment_pool_id", "segment_type")
 _NAMES = ("keys", "values")
 
 
@@ -68,10 +70,16 @@ def find_device() -> Device:
 
 
 class Segments:
-    """Address ranges of segments that hold nothing but movable tensors, and little of those."""
+    """Address ranges of the segments that are to be emptied: those that hold nothing but movable tensors and little of
+    those, the emptiest first, as far as the others of their device, stream and pool have room for what is in them.
+    """
 
     def __init__(self, segments: Iterable[Mapping[str, Any]], movable: set[int]) -> None:
-        found = sorted((int(one["address"]), int(one["total_size"])) for one in segments if _sparse(one, movable))
+        groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+        for one in segments:
+            groups.setdefault(tuple(str(one.get(key)) for key in _GROUP), []).append(one)
+        found = sorted((int(one["address"]), int(one["total_size"])) for group in groups.values()
+                       for one in _to_empty(group, movable))
         self._starts, self._ends = [start for start, _ in found], [start + size for start, size in found]
 
     def hold(self, address: int) -> bool:
@@ -80,10 +88,21 @@ class Segments:
         return at >= 0 and address < self._ends[at]
 
 
-def _sparse(segment: Mapping[str, Any], movable: set[int]) -> bool:
-    used = [(block["address"], block["size"]) for block in segment["blocks"] if block["state"] != "inactive"]
-    held = sum(size for _, size in used)
-    return bool(used) and held <= MOST_SHARE * segment["total_size"] and all(at in movable for at, _ in used)
+def _to_empty(group: list[Mapping[str, Any]], movable: set[int]) -> Iterator[Mapping[str, Any]]:
+    room, moved = sum(one["total_size"] - _used(one) for one in group), 0
+    for segment in sorted(group, key=_used):
+        used = _used(segment)
+        if used and used <= MOST_SHARE * segment["total_size"] and all(
+                block["address"] in movable for block in segment["blocks"] if block["state"] != "inactive"):
+            room -= segment["total_size"] - used
+            if moved + used > PACKED * room:
+                return
+            moved += used
+            yield segment
+
+
+def _used(segment: Mapping[str, Any]) -> int:
+    return sum(int(block["size"]) for block in segment["blocks"] if block["state"] != "inactive")
 
 
 def waste(tensor: Any) -> int:
@@ -92,11 +111,15 @@ def waste(tensor: Any) -> int:
 
 
 class Moves:
-    """Moves what ``records`` (live caches) hold; ``tell`` is called with each that was rearranged."""
+    """Moves what ``records`` hold, the caches whose use is known; of ``everything`` something may be away.
+
+    ``tell`` is called with each that was rearranged.
+    """
 
     def __init__(self, uses: Uses, growth: Growth, records: Callable[[], Iterable[CacheRecord]],
-                 tell: Callable[[CacheRecord], None]) -> None:
-        self._uses, self._growth, self._records, self._tell = uses, growth, records, tell
+                 everything: Callable[[], Iterable[CacheRecord]], tell: Callable[[CacheRecord], None]) -> None:
+        self._uses, self._growth, self._tell = uses, growth, tell
+        self._records, self._everything = records, everything
 
     def layers(self, record: CacheRecord) -> list[Any]:
         """A cache's layers that hold something, if all are of a class that may be moved; else none."""
@@ -241,11 +264,8 @@ class Moves:
         return True
 
     def fetch_all(self, device: Device) -> int:
-        """Bring back all that nobody uses now (what is used has come back); how many caches had no room."""
-        failed = 0
-        for record in self._records():
-            with self._uses.taking(record) as held:
-                failed += held and not self.fetch(record, lambda: device)
+        """Bring back all that is away, of whatever cache; how many caches had no room."""
+        failed = sum(not self.fetch(record, lambda: device) for record in self._everything())
         device.synchronise()
         return failed
 
