@@ -73,6 +73,11 @@ class EngineActuator(SafePoint):
         super().submit(order)
         self._wake()
 
+    def expire(self) -> None:
+        """Answer orders that wait in vain; ``waiting`` may also be set for what belongs to no engine, and stays then."""
+        if self._orders:
+            super().expire()
+
     def close(self) -> None:
         """Undo what is in effect, and let an engine that was paused go on."""
         super().close()
