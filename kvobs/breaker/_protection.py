@@ -37,6 +37,7 @@ class Protection:
         self._limits = ByPriority()
         self._published: tuple[int, int] | None = None  # level and generation
         self._reason, self._now_ns = "", 0
+        self._failed = False  # the board, and it was said
         if config.breaker == OFF:
             return
         try:
@@ -67,11 +68,16 @@ class Protection:
         """Have gates see the decision in force; it is renewed about once a second."""
         if self._store is None or self.breaker is None or (not due and (level, generation) == self._published):
             return
-        if self._board is None:
-            self._board = BoardWriter(board_directory(self._store), self._process_id, lambda: self._now_ns)
-        self._board.publish(Decision(
-            generation=generation, level=level, mode=self.breaker.mode, limits=by_priority(self._limits, level),
-            retry_after_s=RETRY_AFTER_S, expires_ns=now_ns + HOLDS_NS, reason=self._reason))
+        try:
+            if self._board is None:
+                self._board = BoardWriter(board_directory(self._store), self._process_id, lambda: self._now_ns)
+            self._board.publish(Decision(
+                generation=generation, level=level, mode=self.breaker.mode, limits=by_priority(self._limits, level),
+                retry_after_s=RETRY_AFTER_S, expires_ns=now_ns + HOLDS_NS, reason=self._reason))
+        except OSError as error:
+            if not self._failed:
+                _log.warning("kvobs: gates are open, since the decision board cannot be written: %s", error)
+            self._failed = True
         self._published = level, generation
 
     def report(self, name: str, value: float, now_ns: int) -> None:

@@ -82,10 +82,16 @@ def _nvidia_devices(_: Wiring) -> Source:
     return NvmlSource()
 
 
+def _middleware(_: Wiring) -> Source:
+    from kvobs.sources._admission import AdmissionSource
+
+    return AdmissionSource()
+
+
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
     return (_transformers, _vllm, _vllm_front_end, _sglang, _device_allocators, _cpu_allocations, _c_heap,
-            _machine, _nvidia_devices)
+            _machine, _nvidia_devices, _middleware)
 
 
 __all__ = ["Factory", "Wiring", "factories"]

@@ -288,3 +288,21 @@ def test_errors_of_the_application_are_its_own() -> None:
             run(Call(made, scope(kvobs_priority=priority)))
         assert caught.value is error
     assert made.active == 0
+
+
+def test_what_became_of_requests_is_a_metric() -> None:
+    """A source tells the middleware's counts of this process, which grow by one for a request that is refused."""
+    from kvobs.metrics import Metrics
+    from kvobs.sources._admission import AdmissionSource
+
+    def refused() -> float:
+        metrics = Metrics()
+        metrics.fold(AdmissionSource().sample(1))
+        values = {row.name: values for row, values in metrics.collect()}.get("kvobs.admission.requests", {})
+        return sum(float(count) for key, count in values.items()  # type: ignore[arg-type]
+                   if key == ("act", "sheddable", "refused"))
+
+    before = refused()
+    made = guarded(App(), decision())
+    call = run(Call(made, scope(kvobs_priority="sheddable")))
+    assert (call.status, refused()) == (503, before + 1)

@@ -149,6 +149,7 @@ TABLE = {
     "kvobs.breaker.actions": ("counter", "{action}", "kvobs_breaker_actions_total"),
     "kvobs.breaker.late": ("counter", "{action}", "kvobs_breaker_late_total"),
     "kvobs.breaker.regained": ("counter", "By", "kvobs_breaker_regained_bytes_total"),
+    "kvobs.admission.requests": ("counter", "{request}", "kvobs_admission_requests_total"),
     "kvobs.breaker.action.duration": ("histogram", "s", "kvobs_breaker_action_duration_seconds"),
     "kvobs.flight.records": ("counter", "{record}", "kvobs_flight_records_total"),
     "kvobs.self.events": ("counter", "{event}", "kvobs_self_events_total"),
