@@ -74,7 +74,7 @@ class EngineActuator(SafePoint):
         self._wake()
 
     def expire(self) -> None:
-        """Answer orders that wait in vain; ``waiting`` may also be set for what belongs to no engine, and stays then."""
+        """Answer orders that wait in vain. ``waiting`` may be set for what belongs to no engine, and stays then."""
         if self._orders:
             super().expire()
 
