@@ -61,7 +61,7 @@ def test_level_2_moves_what_is_idle_to_the_host() -> None:
     and what is there can still be found.
     """
     engine = engine_with_a_cached_chunk()
-    engine.arrive(Job(0, ASKED, 50, 0))  # level 1 drops nothing
+    engine.arrive(Job(0, ASKED, 50, 0))  # while level 1 alone is open it would drop the chunk of an idle engine
     driven = Driven(engine)
     driven.go(2)
     assert engine.pool.offloading

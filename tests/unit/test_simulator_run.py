@@ -118,11 +118,26 @@ def test_a_probation_lets_probes_through_and_ends_well() -> None:
     assert ends[0].t_ns - began < 30 * SECOND
 
 
+def test_a_host_without_bounds_finds_what_a_pool_without_bounds_finds() -> None:
+    """One request after the other, with level 2 open and room on the host for everything, prefixes are found as in a
+    pool that never evicts; the small pool alone finds fewer.
+    """
+    made = scenario("steady", limit=90)
+    calm = Trace("calm", tuple(msgspec.structs.replace(one, arrival_ns=number * 60 * SECOND)
+                               for number, one in enumerate(made.requests)), made.chunk_tokens)
+    small = Server(blocks=900, host_blocks=10**6)
+    offloading = simulate(calm, small, policy(ALWAYS, ALWAYS, NEVER))
+    large = simulate(calm, Server(blocks=10**6), None)
+    assert [one.hit for one in offloading.ended] == [one.hit for one in large.ended]
+    assert sum(one.hit for one in simulate(calm, small, None).ended) < sum(one.hit for one in large.ended)
+    assert offloading.fetched > 0
+
+
 def test_figures_are_sums_over_requests() -> None:
     """Two good requests, one late, one slow, one cut in time, one refused: each figure by hand."""
     def ended(number: int, outcome: str, generated: int, ttft: float, tpot: float, refusals: int = 0) -> Ended:
         first = None if outcome == "refused" else round(ttft * SECOND)
-        return Ended(number, outcome, 100, 10, generated, first, round(tpot * SECOND), refusals, 0, 0, 109)
+        return Ended(number, outcome, 100, 10, generated, first, round(tpot * SECOND), refusals, 0, 25, 109)
 
     run = Run("p", (ended(0, "ok", 10, 1, 0.1), ended(1, "ok", 10, 2, 0.2), ended(2, "ok", 10, 2.1, 0.1, 1),
                     ended(3, "ok", 10, 1, 0.21), ended(4, "cut", 4, 1, 0.1), ended(5, "refused", 0, 0, 0, 4)),
@@ -131,7 +146,7 @@ def test_figures_are_sums_over_requests() -> None:
     assert (found.requests, found.finished, found.cut, found.refused) == (6, 5, 1, 1)
     assert (found.met, found.met_share, found.met_share_of_finished) == (3, 0.5, 0.6)
     assert (found.goodput_tokens, found.goodput_per_s, found.generated_tokens) == (24, 1.2, 44)
-    assert (found.cut_tokens, found.refusals, found.preemptions, found.hit_share) == (6, 5, 7, 0.25)
+    assert (found.cut_tokens, found.refusals, found.preemptions, found.hit_share) == (6, 5, 7, 0.3)
     assert (found.ttft_p50_s, found.ttft_p99_s) == (1.0, 2.1)
     rows = dict(row for row in compared([found]) if len(row) == 2)
     assert rows["met both objectives"] == "3 (50.00%)"

@@ -1,4 +1,8 @@
-"""What the breaker's levels do to arriving requests, and probes on probation. Modelled.
+"""What the breaker's levels do to the engine and to arriving requests, and probes on probation. Modelled.
+
+Level 1: who waits is admitted once it is expected to fit beside those who run, to the end of all of them; an engine
+that is idle drops its cached blocks. Level 2: blocks that have been cached for a second move to the host, as do those
+that are evicted, and are fetched back at a price when they are found; nothing is dropped then.
 
 Level 3, by priority: critical requests pass; normal ones get at most ``clamp_tokens`` of output; sheddable ones are
 refused with a Retry-After and come back. On probation its limits stay, but for the requests that the machine lets
@@ -54,11 +58,11 @@ class Gate:
             self.transitions.append(told)
         reorganise, offload, _ = (level.phase is Phase.OPEN for level in self._state.levels)
         engine.careful = reorganise
-        if reorganise and not engine.busy:
-            engine.pool.forget()
         engine.pool.offloading = offload
-        if offload:
+        if offload:  # rather than dropped
             engine.pool.offload(now_ns - IDLE_NS)
+        elif reorganise and not engine.busy:
+            engine.pool.forget()
 
     def limit(self, number: int, request: Request, now_ns: int) -> int | None:
         """The most output that a request gets; None if it is refused."""

@@ -26,7 +26,8 @@ NOTES = (
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One run in figures. Latencies in seconds, None where no request had one; ``level_s`` has the seconds at levels 0
-    to 3, and is empty without a breaker.
+    to 3, and is empty without a breaker. ``hit_share`` is of the tokens of prompts that were not refused for good; what
+    a preempted request finds again of its own is no hit.
     """
 
     policy: str
@@ -64,6 +65,7 @@ def figures(run: Run, server: Server) -> Figures:
     """A run in figures."""
     count = {outcome: sum(one.outcome == outcome for one in run.ended)
              for outcome in (OK, CUT, REFUSED, OUT_OF_MEMORY)}
+    prompts = sum(one.prompt for one in run.ended if one.outcome != REFUSED)
     met = [one for one in run.ended if meets(one, server)]
     finished, seconds = count[OK] + count[CUT], run.duration_ns / SECOND
     goodput = sum(one.generated for one in met)
@@ -77,7 +79,7 @@ def figures(run: Run, server: Server) -> Figures:
         generated_tokens=sum(one.generated for one in run.ended),
         cut_tokens=sum(one.asked - one.generated for one in run.ended if one.outcome == CUT),
         refusals=sum(one.refusals for one in run.ended), preemptions=run.preemptions, computed_tokens=run.computed,
-        recomputed_tokens=run.recomputed, hit_share=run.hits / run.queried if run.queried else None,
+        recomputed_tokens=run.recomputed, hit_share=sum(one.hit for one in run.ended) / prompts if prompts else None,
         evicted_blocks=run.evictions, dropped_blocks=run.dropped, offloaded_blocks=run.offloaded,
         fetched_blocks=run.fetched, ttft_p50_s=_quantile(ttft, 0.5), ttft_p99_s=_quantile(ttft, 0.99),
         tpot_p50_s=_quantile(tpot, 0.5), tpot_p99_s=_quantile(tpot, 0.99), duration_s=seconds,
