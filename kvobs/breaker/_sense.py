@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvobs import model
+from kvobs.allocator.verdict import Verdict
 from kvobs.breaker._conditions import Reading
 from kvobs.breaker._signals import APPLICATION
 from kvobs.slo import Standing
@@ -20,7 +21,7 @@ SECOND = 10**9
 RATE_NS, HITS_NS, ERRORS_NS = 10 * SECOND, 60 * SECOND, 60 * SECOND
 FIVE_MINUTES_S, HOUR_S = 300, 3_600
 MOST_SCOPES, MOST_REPORTED = 64, 64
-PROCESS = "process"
+PROCESS, SERVED = "process", Verdict.SERVED.value
 REPORTABLE = ("cpu", "hit_rate", "gateway_p99", "pool_use")
 
 
@@ -70,10 +71,10 @@ class _Pool:
     def states(self, told: model.RequestStates) -> None:
         waiting = sum(number for state, _, number in told.counts if state in ("waiting", "preempted"))
         self.readings["waiting"] = Reading(float(waiting), told.t_ns)
-        if told.next_verdict:
-            self.readings["pool_verdict"] = Reading(told.next_verdict, told.t_ns)
+        if told.next_verdict or not waiting:  # who waits for nothing would be served
+            self.readings["pool_verdict"] = Reading(told.next_verdict or SERVED, told.t_ns)
         else:
-            self.readings.pop("pool_verdict", None)  # nobody waits: there is nothing to judge
+            self.readings.pop("pool_verdict", None)
 
 
 class Senses:

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from kvobs import __version__
 from kvobs.cli._breaker import breaker
+from kvobs.cli._breaker_simulate import simulate
 from kvobs.cli._bridge import bridge
 from kvobs.cli._calibrate import calibrate
 from kvobs.cli._catalog import catalog
@@ -33,6 +34,7 @@ for command in (demo, view, explain, whatif, calibrate, bridge, doctor, catalog,
     app.command()(command)
 
 
+breaker.command()(simulate)
 app.add_typer(breaker, name="breaker")
 
 

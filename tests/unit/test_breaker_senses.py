@@ -66,7 +66,9 @@ def test_hits_are_counted_in_tokens() -> None:
 
 
 def test_the_next_request_s_verdict_goes_with_it() -> None:
-    """While somebody waits the verdict on it is a signal; when nobody does, there is none."""
+    """While somebody waits the verdict on it is the signal; when nobody does, it is SERVED, so that a level that rested on
+    it ends by its own rules; where the engine does not tell one, there is none.
+    """
     senses = Senses()
     waiting, = [one for one in events.EXAMPLES if isinstance(one, model.RequestStates)]
     senses.fold([waiting])
@@ -75,7 +77,9 @@ def test_the_next_request_s_verdict_goes_with_it() -> None:
     assert found["pool_verdict"] == Reading("WAIT", 19)
     assert found["waiting"] == Reading(1.0, 19)
     senses.fold([model.RequestStates(30, waiting.origin, waiting.cache_id, 1, 1, (), (), 0)])
-    assert "pool_verdict" not in senses.signals(40, [])[scope]
+    assert senses.signals(40, [])[scope]["pool_verdict"] == Reading("SERVED", 30)
+    senses.fold([model.RequestStates(50, waiting.origin, waiting.cache_id, 1, 1, (("waiting", "", 1),), (), 0)])
+    assert "pool_verdict" not in senses.signals(60, [])[scope]
 
 
 def test_errors_and_burn_rates_are_everybody_s() -> None:
