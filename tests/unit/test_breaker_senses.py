@@ -66,8 +66,8 @@ def test_hits_are_counted_in_tokens() -> None:
 
 
 def test_the_next_request_s_verdict_goes_with_it() -> None:
-    """While somebody waits the verdict on it is the signal; when nobody does, it is SERVED, so that a level that rested on
-    it ends by its own rules; where the engine does not tell one, there is none.
+    """While somebody waits the verdict on it is the signal; when nobody does, it is SERVED, so that a level which
+    rested on it ends by its own rules; where the engine does not tell one, there is none.
     """
     senses = Senses()
     waiting, = [one for one in events.EXAMPLES if isinstance(one, model.RequestStates)]

@@ -24,14 +24,15 @@ class Uses:
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.idle_ns = IDLE_NS
         self._clock = clock
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._busy: dict[int, int] = {}
         self._taken: set[int] = set()
 
     def begins(self, record: CacheRecord | None = None) -> None:
         """The calling thread begins something; with a cache, once nobody holds it for an action."""
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             if record is not None and record.id in self._taken:
                 self._changed.wait_for(lambda: record.id not in self._taken, WAIT_S)
             self._busy[me] = self._busy.get(me, 0) + 1
@@ -41,7 +42,7 @@ class Uses:
     def ends(self, record: CacheRecord | None = None) -> None:
         """It has ended; a cache that it used has been used until now."""
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             left = self._busy.get(me, 1) - 1
             if left:
                 self._busy[me] = left
@@ -53,7 +54,8 @@ class Uses:
     def after_fork_in_child(self) -> None:
         """Only this thread is left of the parent's, and it may have held the lock."""
         me = threading.get_ident()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._busy = {me: self._busy[me]} if me in self._busy else {}
         self._taken = set()
 
@@ -69,7 +71,7 @@ class Uses:
     def taking(self, record: CacheRecord) -> Iterator[bool]:
         """Hold a cache for an action; False where it is somebody else's now."""
         me, held = threading.get_ident(), False
-        with self._changed:
+        with self._lock:
             if record.id not in self._taken and record.used_ns is not None and (
                     record.user == me or (record.user not in self._busy and self.rested(record))):
                 held = True
@@ -78,6 +80,6 @@ class Uses:
             yield held
         finally:
             if held:
-                with self._changed:
+                with self._lock:
                     self._taken.discard(record.id)
                     self._changed.notify_all()
