@@ -129,7 +129,8 @@ class SafePoint:
         with self._queue:
             judged = [(order, self._overtaken(order)) for order in self._orders]
             self._orders = deque(order for order, why in judged if not why)
-            self.waiting = bool(self._orders)
+            if judged:  # else it may be set for guests, who are served at the next safe point
+                self.waiting = bool(self._orders)
         for order, why in judged:
             if why:
                 self._answer(order, refused(why))

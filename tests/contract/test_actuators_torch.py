@@ -127,7 +127,7 @@ def test_a_real_engine_s_cached_blocks_are_evicted() -> None:
 
     with caches() as engine:
         engine.model.set_attn_implementation("sdpa")
-        point: Any = engine.watch.source.actuators[1]
+        assert len(engine.watch.source.actuators) == 1  # orders would wait in vain before there is an engine
         prompt = [token % tiny.VOCAB for token in paged.prompts(number=1, length=40)[0]]
         manager = engine.model.init_continuous_batching(
             generation_config=paged.greedy(4), continuous_batching_config=paged.pool(20))
@@ -141,6 +141,7 @@ def test_a_real_engine_s_cached_blocks_are_evicted() -> None:
                 return list(found[-1].generated_tokens)
 
             first = answer()
+            point: Any = engine.watch.source.actuators[1]
             cache = manager.batch_processor.cache
             wait_until(lambda: not manager.batch_processor.has_pending_requests(), what="an idle engine")
             allocator, = cache.cache_allocators.values()

@@ -111,7 +111,7 @@ def newer(path: Path) -> None:
     (None, "There is nothing at {}; name a store or a directory of stores."),
     (not_a_database, "{} cannot be read as a kvobs store: file is not a database."),
     (foreign, "{} is an SQLite file but not a kvobs store; name a store or a directory of stores."),
-    (newer, "{} was written by a newer kvobs (schema version 99); this one reads versions up to 4."),
+    (newer, "{} was written by a newer kvobs (schema version 99); this one reads versions up to 5."),
 ])
 def test_what_is_no_store_is_refused(became: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any,
                                      says: str) -> None:

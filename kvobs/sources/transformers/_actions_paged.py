@@ -27,6 +27,11 @@ class PagedActions:
                    self._plan, self._evict),
         ), emit, idle=lambda: False)
 
+    @property
+    def used(self) -> bool:
+        """Whether an engine of continuous batching has been at its safe point: else orders would wait in vain."""
+        return self._seen is not None
+
     def reached(self, processor: Any) -> None:
         """An engine is at its safe point."""
         self._seen = _cached_bytes(processor.cache)

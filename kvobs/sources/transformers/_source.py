@@ -53,7 +53,8 @@ class TransformersSource:
     @property
     def actuators(self) -> tuple[Actuator, ...]:
         """What can act on this engine while the source is installed."""
-        return tuple(one.point for one in (self._actions, self._paged_actions) if one is not None)
+        paged = self._paged_actions if self._paged_actions is not None and self._paged_actions.used else None
+        return tuple(one.point for one in (self._actions, paged) if one is not None)
 
     def install(self, emit: Emit) -> None:
         """Hook in now, or as soon as the parts of transformers that are hooked have been imported."""
