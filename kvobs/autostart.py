@@ -138,7 +138,7 @@ class Handle:
             ValueError: the name is not one of these, or 64 others were reported.
         """
         runtime = self.runtime
-        if runtime is not None:
+        if runtime is not None and runtime.protection is not None:
             runtime.protection.report(name, value, time.monotonic_ns())
 
     def uninstrument(self) -> None:

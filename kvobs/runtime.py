@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from kvobs import config as configuration
 from kvobs.allocator.forecast import Forecast, absent
 from kvobs.allocator.memory_map import Held
-from kvobs.breaker import Protection
 from kvobs.bus import Bus
 from kvobs.config import Config
 from kvobs.discovery import Targets
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from kvobs.allocator.forecast import NextStep
+    from kvobs.breaker import Protection
     from kvobs.catalog import Row
 
 _log = logging.getLogger("kvobs")
@@ -78,14 +78,23 @@ class Runtime:
         self.endpoint: str | None = None
         self.targets: Targets | None = None
         self._role: ProcessRole | None = None
-        self.protection = Protection(self.config, self.process_id, self.metrics, lambda: self.sources)
-        self._facts: list[Availability] = [*self.slo.facts, *self.protection.facts]
+        self._facts: list[Availability] = list(self.slo.facts)
+        self.protection = self._protection()
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
         self._sampled_ns = -RESTING_NS
         self._heard = True  # since the last sample
         self._guarded_ns: int | None = None
         self._thread: threading.Thread | None = None
+
+    def _protection(self) -> Protection | None:
+        if self.config.breaker == "off":
+            return None
+        from kvobs.breaker import Protection  # for few processes
+
+        made = Protection(self.config, self.process_id, self.metrics, lambda: self.sources)
+        self._facts += made.facts
+        return made
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -152,7 +161,8 @@ class Runtime:
         with self._lifecycle:
             if not self._running:
                 return
-            self._guarded("breaker", self.protection.stop, self._clock())
+            if self.protection is not None:
+                self._guarded("breaker", self.protection.stop, self._clock())
             ready = self.tick(sample=True)  # the last look: what is uninstalled has nothing to say any more
             self._running = False
             self.bus.wake = None
@@ -240,7 +250,8 @@ class Runtime:
                 self._guarded(f"sample {source.name}", lambda s=source: events.extend(s.sample(now)))
                 self._guarded(f"availability {source.name}", lambda s=source: events.extend(s.availability()))
         events = self.flight.complete(events)
-        self._guarded("breaker", self.protection.follow, now, events, self.slo.standings, due)
+        if self.protection is not None:
+            self._guarded("breaker", self.protection.follow, now, events, self.slo.standings, due)
         self.metrics.fold(events)
         self.slo.fold(events)
         self.metrics.count("kvobs.self.events.dropped", ("queue",), self.bus.take_dropped())

@@ -20,13 +20,12 @@ from kvobs.metrics import Metrics
 from kvobs.slo import Standing
 
 _log = logging.getLogger("kvobs")
-OFF = "off"
 HOLDS_NS = 3_000_000_000  # a decision that is not renewed for so long is none: the breaker's process hangs
 RETRY_AFTER_S = 5.0
 
 
 class Protection:
-    """``breaker`` is None where it is off or its policy was refused; then ``facts`` says why."""
+    """``breaker`` is None where its policy was refused; then ``facts`` says why."""
 
     def __init__(self, config: Config, process_id: str, metrics: Metrics,
                  sources: Callable[[], Sequence[model.Source]]) -> None:
@@ -38,8 +37,6 @@ class Protection:
         self._published: tuple[int, int] | None = None  # level and generation
         self._reason, self._now_ns = "", 0
         self._failed = False  # the board, and it was said
-        if config.breaker == OFF:
-            return
         try:
             self.breaker = Breaker(load_policy(config.breaker_policy), config.breaker, lambda: [
                 one for source in sources() for one in getattr(source, "actuators", ())])

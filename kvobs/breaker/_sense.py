@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvobs import model
-from kvobs.allocator.verdict import Verdict
 from kvobs.breaker._conditions import Reading
-from kvobs.breaker._signals import APPLICATION
+from kvobs.breaker._signals import APPLICATION, SERVED
 from kvobs.slo import Standing
 
 SECOND = 10**9
 RATE_NS, HITS_NS, ERRORS_NS = 10 * SECOND, 60 * SECOND, 60 * SECOND
 FIVE_MINUTES_S, HOUR_S = 300, 3_600
 MOST_SCOPES, MOST_REPORTED = 64, 64
-PROCESS, SERVED = "process", Verdict.SERVED.value
+PROCESS = "process"
 REPORTABLE = ("cpu", "hit_rate", "gateway_p99", "pool_use")
 
 

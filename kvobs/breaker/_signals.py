@@ -6,9 +6,9 @@ import re
 
 import msgspec
 
-from kvobs.allocator.verdict import Verdict
-
-VERDICTS = tuple(verdict.value for verdict in Verdict)
+# Those of kvobs.allocator.verdict, which is not imported in every process.
+VERDICTS = ("SERVED", "GROW", "RECLAIM", "WAIT", "WRONG_POOL", "FRAGMENTED", "CAPACITY")
+SERVED = VERDICTS[0]
 APPLICATION = re.compile(r"app\.[a-z][a-z0-9_]{0,62}")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvobs.allocator.verdict import Verdict
 from kvobs.breaker import PRESETS, SIGNALS, All, AnyOf, Leaf, Level, PolicyError, load_policy, parse_policy
 from kvobs.breaker._conditions import leaves
 
@@ -61,6 +62,11 @@ def test_the_article_s_preset_has_its_thresholds_and_its_caveat() -> None:
     assert found == {"fragmentation_article": 0.683, "cpu": 0.75, "hit_rate": 0.82, "gateway_p99": 0.8,
                      "pool_use": 0.95}
     assert "0.490" in policy.caveat
+
+
+def test_verdicts_are_those_of_the_allocator() -> None:
+    """The words of both verdict signals are the allocator's, in its order."""
+    assert SIGNALS["verdict"].words == SIGNALS["pool_verdict"].words == tuple(one.value for one in Verdict)
 
 
 def test_the_default_decides_on_no_raw_ratio() -> None:
