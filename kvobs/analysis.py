@@ -7,7 +7,8 @@ def article_fragmentation_rate(total_bytes: int, largest_bytes: int) -> float | 
     """The reference article's (total allocated - largest contiguous block) / total allocated, unitless.
 
     Absent when nothing is allocated. It is reported because the article defines it; it does not measure
-    fragmentation (many equal buffers alone drive it to 1), so nothing in kvobs decides on it.
+    fragmentation (many equal buffers alone drive it to 1), so nothing in kvobs decides on it but the action
+    ``gc_threshold`` and the preset ``article``, as the article has it.
     """
     return (total_bytes - largest_bytes) / total_bytes if total_bytes > 0 else None
 

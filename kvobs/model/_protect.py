@@ -78,9 +78,9 @@ class Actuator(Protocol):
     """An engine's hands. ``submit`` may be called on any thread and never blocks; the orders are carried out at the
     engine's next safe point, each once, in their order, and each is answered by one ``ActionTaken``.
 
-    An order whose deadline has passed before it was begun, or whose generation is older than the newest that was
-    submitted, is answered and not carried out. Carrying out what is already so changes nothing and is answered as done
-    with 0 bytes. Undoing puts the engine back as it was.
+    An order whose deadline has passed before it was begun (unless it is to undo), or whose generation is older than the
+    newest of its level that was submitted, is answered and not carried out. Carrying out what is already so changes
+    nothing and is answered as done with 0 bytes. Undoing puts the engine back as it was.
     """
 
     name: str
