@@ -84,8 +84,12 @@ def test_an_interrupt_passes_and_is_answered() -> None:
     point = SafePoint("engine", (Action(Capability(1, "wait", False, "Wait."), lambda: Effect(0, None), interrupted),),
                       answers.append)
     point.submit(_order("wait"))
-    with pytest.raises(KeyboardInterrupt):
-        point.run()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            point.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [taken.done for taken in answers.taken()] == [False]
     point.submit(_order("none"))
     point.run()

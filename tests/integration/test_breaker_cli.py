@@ -68,6 +68,13 @@ class Watched:
         found: list[dict[str, Any]] = json.loads(done.stdout)
         return found
 
+    def log(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(kvobs("breaker", "log", self.store, "--json").stdout)
+        return found
+
+    def decided(self) -> list[tuple[int, str]]:
+        return [(one["level"], one["after"]) for one in self.log() if one["kind"] == "decision"]
+
     def reaches(self, level: int) -> None:
         wait_until(lambda: [row["level"] for row in self.status()] == [level], 60, f"level {level}")
 
@@ -96,7 +103,8 @@ def test_decisions_are_told_and_operators_are_obeyed(watched: Watched) -> None:
     watched.reaches(1)
     assert kvobs("breaker", "set", "auto", watched.store).returncode == 0
     watched.reaches(0)
-    told = json.loads(kvobs("breaker", "log", watched.store, "--json").stdout)
+    wait_until(lambda: watched.decided()[-1:] == [(1, "closed")] and len(watched.decided()) > 6, 60, "the end of it")
+    told = watched.log()
     decided = [one for one in told if one["kind"] == "decision"]
     walk = [(one["level"], one["after"]) for one in decided]
     assert walk == [(1, "open"), (2, "open"), (2, "half-open"), (2, "closed"), (1, "half-open"), (1, "closed"),
