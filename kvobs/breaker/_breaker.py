@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvobs import model
 from kvobs.breaker._commands import Command
-from kvobs.breaker._conditions import Reading
+from kvobs.breaker._conditions import Reading, leaves
+from kvobs.breaker._gate import ACT
 from kvobs.breaker._machine import begin, override, reset, step
 from kvobs.breaker._sense import MOST_SCOPES, Senses
 from kvobs.breaker._states import LEVELS, Phase, Policy, State, Transition
@@ -22,7 +23,6 @@ from kvobs.slo import Standing
 SECOND = 10**9
 # The article's recovery times (S11), as time limits of the actions of levels 1 to 3.
 LIMITS_NS = (SECOND // 5, 6 * SECOND // 5, 3 * SECOND)
-OBSERVE, ACT = "observe", "act"
 _log = logging.getLogger("kvobs")
 
 
@@ -40,6 +40,7 @@ class Breaker:
         self._failed: set[str] = set()
         self._stopped = False
         self.decisions = 0  # so far
+        self.untold = {leaf.signal for level in policy.levels for leaf in leaves(level.condition)}  # so far
 
     # -- commands (any thread) -------------------------------------------------------------------------
 
@@ -103,6 +104,7 @@ class Breaker:
         with self._lock:
             commands, self._commands = self._commands, []
             signals = self._senses.signals(now_ns, standings)
+        self.untold.difference_update(*signals.values())
         for command in commands:
             command()
         gone = [scope for scope, state in self._states.items() if scope not in signals and not state.engaged]

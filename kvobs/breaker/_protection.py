@@ -22,6 +22,7 @@ from kvobs.slo import Standing
 _log = logging.getLogger("kvobs")
 HOLDS_NS = 3_000_000_000  # a decision that is not renewed for so long is none: the breaker's process hangs
 RETRY_AFTER_S = 5.0
+UNTOLD = "Nothing in this process has told it yet, so that conditions on it do not hold."
 
 
 class Protection:
@@ -35,6 +36,8 @@ class Protection:
         self._board: BoardWriter | None = None
         self._limits = ByPriority()
         self._published: tuple[int, int] | None = None  # level and generation
+        self._shown: set[str] = set()  # scopes that have a point
+        self._missed: set[str] = set()  # signals that were said to be untold
         self._reason, self._now_ns = "", 0
         self._failed = False  # the board, and it was said
         try:
@@ -54,9 +57,15 @@ class Protection:
             breaker.obey(take(self._store, self._process_id))
         decided = breaker.follow(now_ns, events, standings)
         events += decided
+        if due:
+            events += (model.Availability(f"breaker signal {name}", name not in breaker.untold,
+                                          UNTOLD if name in breaker.untold else "")
+                       for name in sorted(self._missed | breaker.untold))
+            self._missed = set(breaker.untold)
         levels = breaker.levels()
-        for scope, level in levels.items():
-            self._metrics.set("kvobs.breaker.level", (scope, breaker.mode), level)
+        for scope in self._shown | levels.keys():
+            self._metrics.set("kvobs.breaker.level", (scope, breaker.mode), levels.get(scope))
+        self._shown = set(levels)
         if decided:
             self._reason = decided[-1].reason
         self._publish(max(levels.values(), default=0), breaker.decisions, now_ns, due)

@@ -82,7 +82,7 @@ class Senses:
     def __init__(self) -> None:
         self._pools: dict[int, _Pool] = {}
         self._devices: dict[str, dict[str, Reading]] = {}
-        self._free: dict[str, float] = {}  # of devices, outside of torch's allocator
+        self._free: dict[str, tuple[float, int]] = {}  # bytes of devices outside of torch's allocator, and when
         self._errors_ns: deque[int] = deque(maxlen=1_024)
         self._reported: dict[str, Reading] = {}
 
@@ -139,16 +139,16 @@ class Senses:
         return found
 
     def _fold_allocator(self, told: model.AllocatorState) -> None:
-        free = self._free.get(told.device)
-        if free is not None and free + told.reserved_bytes > 0:
+        free, free_ns = self._free.get(told.device, (0.0, 0))
+        if told.device in self._free and free + told.reserved_bytes > 0:
             taken = told.allocated_bytes / (free + told.reserved_bytes)
-            self._device(told.device)["headroom"] = Reading(min(max(1 - taken, 0.0), 1.0), told.t_ns)
+            self._device(told.device)["headroom"] = Reading(min(max(1 - taken, 0.0), 1.0), min(told.t_ns, free_ns))
 
     def _fold_poll(self, told: model.Poll) -> None:
         for name, attributes, value in told.readings:
             if (name == "kvobs.device.memory" and attributes[1] == "free"
                     and (attributes[0] in self._free or len(self._free) < MOST_SCOPES)):
-                self._free[attributes[0]] = value
+                self._free[attributes[0]] = value, told.t_ns
 
     def _fold_blocks(self, told: model.Blocks) -> None:
         self._pool(told.origin, told.cache_id).blocks(told)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +12,7 @@ import msgspec
 import typer
 
 from kvobs.cli._errors import Refused
-from kvobs.cli._output import print_table, say
+from kvobs.cli._output import bar, print_table, say
 
 if TYPE_CHECKING:
     from kvobs.breaker import Policy, Transition
@@ -107,24 +105,9 @@ def _runs(load: Trace, server: Server, policies: Sequence[Policy], seed: int) ->
 
     made = []
     for policy in (None, *policies):
-        with _bar(f"Simulating {policy.name if policy else 'no breaker'}") as tell:
+        with bar(f"Simulating {policy.name if policy else 'no breaker'}") as tell:
             made.append(run(load, server, policy, seed=seed, progress=tell))
     return made
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(escape(what), total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 # -- a modelled server -----------------------------------------------------------------------------------

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +11,7 @@ import typer
 
 from kvobs.cli._errors import Refused
 from kvobs.cli._explain import progress, read
-from kvobs.cli._output import print_table, say
+from kvobs.cli._output import bar, print_table, say
 from kvobs.cli._sizes import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -117,25 +114,10 @@ def _compared(recording: Recording, device: DeviceRecording, changes: dict[str, 
         followed = replay(device, case.settings)
         if not search:
             return compare(case, recording, changes, growth, replay=followed), None
-        with _bar("Trying settings") as advance:
+        with bar("Trying settings") as advance:
             return compare_best(case, recording, changes, growth, replay=followed, progress=advance)
     except ValueError as error:
         raise Refused(str(error)) from None
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(escape(what), total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def _row(comparison: Comparison, found: Found | None) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import pytest
 
 from kvobs import model
 from kvobs.breaker import Leaf, Level, Policy
-from kvobs.breaker._breaker import ACT, LIMITS_NS, OBSERVE, Breaker
+from kvobs.breaker._breaker import LIMITS_NS, Breaker
+from kvobs.breaker._gate import ACT, OBSERVE
 from tests import events
 
 SECOND = 10**9

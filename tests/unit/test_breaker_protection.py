@@ -10,6 +10,7 @@ from kvobs.breaker._board import BoardReader, board_directory
 from kvobs.breaker._limits import UNLIMITED
 from kvobs.config import Config
 from kvobs.metrics import Metrics
+from tests import events
 
 SECOND = 10**9
 POLICY = """
@@ -60,7 +61,7 @@ def test_without_a_store_there_is_no_board(tmp_path: Path) -> None:
                                   "one", Metrics(), list), list[model.Event]()
     protection.report("app.load", 1.5, SECOND)
     protection.follow(SECOND, told, [], True)
-    assert len(told) == 1
+    assert [one.level for one in told if isinstance(one, model.Decided)] == [1]
     assert not (tmp_path / "boards").exists()
     protection.stop(SECOND)
 
@@ -75,3 +76,34 @@ def test_a_child_leaves_the_board_to_its_parent(tmp_path: Path) -> None:
     protection.follow(2 * SECOND, told, [], True)
     assert told == []
     assert list((tmp_path / "boards").glob("*.board"))
+
+
+def test_a_scope_that_is_gone_has_no_level() -> None:
+    """Once a pool is freed, and nothing is engaged for it, its gauge has no point rather than the last one."""
+    metrics = Metrics()
+    protection = Protection(Config(store=None, breaker="observe"), "one", metrics, list)
+
+    def scopes() -> set[str]:
+        return {key[0] for row, values in metrics.collect() if row.name == "kvobs.breaker.level" for key in values}
+
+    protection.follow(SECOND, [events.blocks(t_ns=SECOND, cache_id=1)], [], True)
+    assert scopes() == {"tiny@cpu"}
+    protection.follow(2 * SECOND, [model.CacheGone(2 * SECOND, 1)], [], True)
+    assert scopes() == {"process"}
+
+
+def test_signals_that_nothing_tells_are_said() -> None:
+    """A policy's signals are unavailable with a reason until something tells them, and then available."""
+    protection, told = Protection(Config(store=None, breaker="observe", breaker_policy="article"), "one", Metrics(),
+                                  list), list[model.Event]()
+    protection.follow(SECOND, told, [], True)
+    names = {"cpu", "hit_rate", "gateway_p99", "pool_use", "fragmentation_article"}
+    assert {one.subject for one in told if isinstance(one, model.Availability) and not one.available} == {
+        f"breaker signal {name}" for name in names}
+    protection.report("cpu", 0.5, SECOND)
+    later: list[model.Event] = []
+    protection.follow(SECOND + 1, later, [], False)  # between two samples: said with the next one
+    assert later == []
+    protection.follow(2 * SECOND, later, [], True)
+    assert {one.subject: one.available for one in later if isinstance(one, model.Availability)} == {
+        f"breaker signal {name}": name == "cpu" for name in names}

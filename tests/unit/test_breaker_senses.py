@@ -39,6 +39,14 @@ def test_headroom_is_what_the_process_could_still_have() -> None:
     assert "vgpu:0" not in found
 
 
+def test_headroom_is_as_old_as_the_older_of_its_two_facts() -> None:
+    """Once the driver falls silent, its last word on free bytes does not make a young signal."""
+    senses = Senses()
+    device(senses, 1, 60.0, 40, 30)
+    senses.fold([model.AllocatorState(90 * SECOND, "cuda:0", 40, 10, None)])
+    assert senses.signals(90 * SECOND, [])["cuda:0"]["headroom"] == Reading(0.9, SECOND)
+
+
 def test_a_pool_s_use_and_rates() -> None:
     """3 of 16 blocks are held; 8 preemptions and 20 refusals in 4 s are 0.8 and 2 per second of the last 10 s."""
     senses = Senses()
