@@ -108,6 +108,7 @@ class Ledger:
     def __init__(self, objectives: Sequence[Objective], now_ns: int) -> None:
         self._objectives = tuple(objectives)
         self._histories = {one.name: History(now_ns) for one in objectives}
+        self._alerts = {one.name: [alert for alert in ALERTS if not refusal(one, alert)] for one in objectives}
         self._windows: dict[str, _Windows] = {}
         self._folds: dict[type, list[Callable[[Any], None]]] = {}
         for objective in objectives:
@@ -150,7 +151,7 @@ class Ledger:
         if windows is not None:
             history.add(*windows.over(now_ns))
         history.keep(now_ns)
-        alerts = [alert for alert in ALERTS if not refusal(objective, alert)]
+        alerts = self._alerts[objective.name]
         rates = {seconds: burn_rate(history, objective, now_ns, seconds)
                  for alert in alerts for seconds in (alert.short_s, alert.long_s)}
         return Standing(
