@@ -60,6 +60,7 @@ class Runtime:
         self.sources: list[Source] = []
         self._lifecycle = threading.RLock()
         self._running = False
+        self._failed: set[str] = set()  # parts whose failure was said
         self._open()
 
     def _open(self) -> None:
@@ -92,7 +93,7 @@ class Runtime:
             return None
         from kvobs.breaker import Protection  # for few processes
 
-        made = Protection(self.config, self.process_id, self.metrics, lambda: self.sources)
+        made = Protection(self.config, self.process_id, self.metrics, lambda: self.sources, self._clock)
         self._facts += made.facts
         return made
 
@@ -309,12 +310,14 @@ class Runtime:
         self.metrics.count("kvobs.self.events.dropped", ("store",), self.store.take_dropped())
 
     def _guarded(self, what: str, call: Callable[..., object], *arguments: object) -> None:
-        """Run a part of kvobs; its failure is logged by name and never reaches the host."""
+        """Run a part of kvobs; its failure is logged once by name and never reaches the host."""
         try:
             call(*arguments)
         except Exception:
-            _log.warning("kvobs: %s failed; telemetry may be incomplete, the process is not affected.", what,
-                         exc_info=_log.isEnabledFor(logging.DEBUG))
+            say = _log.debug if what in self._failed else _log.warning
+            self._failed.add(what)
+            say("kvobs: %s failed; telemetry may be incomplete, the process is not affected.", what,
+                exc_info=_log.isEnabledFor(logging.DEBUG))
 
     # -- fork ------------------------------------------------------------------------------------------
 

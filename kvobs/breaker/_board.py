@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvobs.breaker._gate import ACT, Decision
+from kvobs.breaker._gate import ACT, Decision, limiting
 
 SUFFIX = ".board"
 BYTES = 1_024
@@ -41,6 +42,7 @@ _TRIES = 3  # reads of a record that is being written
 _CREATIONS = 100
 _SCAN_NS = 1_000_000_000
 _SECOND = 1_000_000_000
+_log = logging.getLogger("kvobs")
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -111,20 +113,32 @@ class BoardWriter:
         """Have readers see this decision; it holds as long as it has yet to go, from when they first see it."""
         if self._descriptor is None:
             return
+        if not os.fstat(self._descriptor).st_nlink:  # it was removed: who comes to read would not find it
+            self._renew()
         self._sequence += 1
         lifetime = max(0, decision.expires_ns - self._clock())
         data = encode(Record(self._host, self._group, lifetime, decision), self._sequence)
         if os.pwrite(self._descriptor, data, 0) != BYTES:
             raise OSError(f"The decision board {self.path} could not be written whole.")
 
+    def _renew(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = _create(self.path)
+        self._let_go()
+        self._descriptor = descriptor
+
     def close(self) -> None:
         """Remove the board; gates open when they next look."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a forked child may have a copy of the descriptor
-            self.abandon()
+        self.abandon()
 
     def abandon(self) -> None:
         """In a forked child: the board is the parent's."""
@@ -173,6 +187,7 @@ class _Board:
         self.sequence: int | None = None
         self.host, self.group = "", 0
         self.decision: Decision | None = None
+        self.silent = False  # it limited somebody, says nothing any more, and that was said
 
     def look(self, now_ns: int, most_ns: int) -> None:
         """Take what it says now. The time that a record holds begins when it is first seen."""
@@ -241,6 +256,11 @@ class BoardReader:
             ours = self._group is None or (board.host == self._host and board.group == self._group)
             if decision is not None and ours and now < decision.expires_ns:
                 found.append(decision)
+                board.silent = False
+            elif decision is not None and ours and not board.silent and limiting(decision):
+                board.silent = True
+                _log.warning("kvobs: requests pass, since the breaker %s lives and has not renewed its decision.",
+                             name.removesuffix(SUFFIX))
         return max(found, key=lambda one: (one.mode == ACT, one.level, one.expires_ns), default=None)
 
     def close(self) -> None:

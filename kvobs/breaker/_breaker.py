@@ -165,13 +165,20 @@ class Breaker:
 
     def _give(self, level: int, now_ns: int, *, undo: bool) -> None:
         self._orders += 1
-        for actuator in self._actuators():
+        try:
+            actuators = self._actuators()
+        except Exception as error:
+            actuators = ()
+            self._say("the actuators", error)
+        for actuator in actuators:
             try:
                 for one in actuator.capabilities():
                     if one.level == level and (one.reversible or not undo):
                         actuator.submit(model.Order(level, one.kind, self._orders, now_ns + LIMITS_NS[level - 1], undo))
             except Exception as error:
-                if actuator.name not in self._failed:
-                    self._failed.add(actuator.name)
-                    _log.warning("kvobs: the actuator %s failed (%s: %s); the breaker goes on without it.",
-                                 actuator.name, type(error).__name__, error)
+                self._say(f"the actuator {getattr(actuator, 'name', type(actuator).__name__)}", error)
+
+    def _say(self, what: str, error: Exception) -> None:
+        if what not in self._failed:
+            self._failed.add(what)
+            _log.warning("kvobs: %s failed (%s: %s); the breaker goes on without.", what, type(error).__name__, error)

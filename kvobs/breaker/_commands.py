@@ -6,8 +6,10 @@ second, in the order in which they were given, and deletes them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -35,23 +37,39 @@ def send(store: Path, process: str, command: Command) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     if len(_waiting(folder, process)) >= MOST_WAITING:
         raise ValueError(f"The process {process} has not taken the last {MOST_WAITING} commands.")
-    path = folder / f"{process}-{time.time_ns():020d}-{os.getpid()}"
+    # Monotonic, which all processes of a machine share: a wall clock that is set back would turn their order around.
+    path = folder / f"{process}-{time.monotonic_ns():020d}-{os.getpid()}"
     raw = path.with_suffix(".new")
     raw.write_text(json.dumps(msgspec.structs.asdict(command)), encoding="ascii")
     raw.rename(path)
 
 
 def take(store: Path, process: str) -> list[Command]:
-    """The commands that wait for a process, which are deleted; what is none is deleted too."""
+    """The commands that wait for a process, which are deleted; what is none is deleted too. Never raises.
+
+    One that cannot be deleted is not obeyed: it would be again each second.
+    """
     found: list[Command] = []
     for path in _waiting(store / FOLDER, process):
-        try:
-            if path.stat().st_size <= MOST_BYTES:
-                found.append(msgspec.convert(json.loads(path.read_text(encoding="ascii")), Command))
-        except (OSError, ValueError, msgspec.ValidationError):
-            pass
-        path.unlink(missing_ok=True)
+        command = _read(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+            found += [command] if command is not None else []
     return found
+
+
+def _read(path: Path) -> Command | None:
+    """What a file commands; None where it is none. A pipe is not waited for, and a link is not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            data = os.read(descriptor, MOST_BYTES + 1) if regular else b""
+        finally:
+            os.close(descriptor)
+        return msgspec.json.decode(data, type=Command) if len(data) <= MOST_BYTES else None
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None
 
 
 def _waiting(folder: Path, process: str) -> list[Path]:

@@ -1,7 +1,7 @@
 """Conditions on signals, with hysteresis and a time that they must hold. Pure: readings and time come in as values.
 
-A signal that is missing, stale, not a number or rests on too few samples holds nothing. One that held and then went
-so is remembered as lost: what rested on it fails open.
+A signal that is missing, stale, of the future, not a number or rests on too few samples holds nothing. One that held
+and then went so is remembered as lost: what rested on it fails open.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def usable(leaf: Leaf, reading: Reading | None, now_ns: int) -> str:
     """Why a reading cannot be judged, as a clause; empty where it can."""
     if reading is None:
         return f"{leaf.signal} is not told"
-    if now_ns - reading.t_ns > leaf.max_age_s * SECOND:
-        return f"{leaf.signal} is {(now_ns - reading.t_ns) / SECOND:.1f} s old"
+    age_s = (now_ns - reading.t_ns) / SECOND
+    if abs(age_s) > leaf.max_age_s:  # one from the future would stay fresh until then
+        return f"{leaf.signal} is {age_s:.1f} s old" if age_s > 0 else f"{leaf.signal} is {-age_s:.1f} s ahead of time"
     if reading.samples < leaf.min_samples:
         return f"{leaf.signal} rests on {reading.samples} samples"
     if isinstance(reading.value, str) != bool(leaf.one_of):

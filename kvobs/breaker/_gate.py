@@ -53,6 +53,11 @@ class Gate:
         return None if decision is None or self._clock() >= decision.expires_ns else decision
 
 
+def limiting(decision: Decision) -> bool:
+    """Whether anything happens to anybody's requests."""
+    return decision.mode == ACT and decision.limits != (UNLIMITED,) * len(decision.limits)
+
+
 def wanted(decision: Decision | None, priority: str) -> Limits:
     """What the decision would have a request be given, whether or not anything is done about it."""
     if decision is None or decision.mode not in (ACT, OBSERVE):

@@ -29,7 +29,7 @@ class Protection:
     """``breaker`` is None where its policy was refused; then ``facts`` says why."""
 
     def __init__(self, config: Config, process_id: str, metrics: Metrics,
-                 sources: Callable[[], Sequence[model.Source]]) -> None:
+                 sources: Callable[[], Sequence[model.Source]], clock: Callable[[], int] | None = None) -> None:
         self._store, self._process_id, self._metrics = config.store, process_id, metrics
         self.breaker: Breaker | None = None
         self.facts: list[model.Availability] = []
@@ -39,6 +39,8 @@ class Protection:
         self._shown: set[str] = set()  # scopes that have a point
         self._missed: set[str] = set()  # signals that were said to be untold
         self._reason, self._now_ns = "", 0
+        # Where the process is stopped between deciding and publishing, the decision is as old as it is.
+        self._clock = clock if clock is not None else lambda: self._now_ns
         self._failed = False  # the board, and it was said
         try:
             self.breaker = Breaker(load_policy(config.breaker_policy), config.breaker, lambda: [
@@ -76,7 +78,7 @@ class Protection:
             return
         try:
             if self._board is None:
-                self._board = BoardWriter(board_directory(self._store), self._process_id, lambda: self._now_ns)
+                self._board = BoardWriter(board_directory(self._store), self._process_id, self._clock)
             self._board.publish(Decision(
                 generation=generation, level=level, mode=self.breaker.mode, limits=by_priority(self._limits, level),
                 retry_after_s=RETRY_AFTER_S, expires_ns=now_ns + HOLDS_NS, reason=self._reason))

@@ -7,6 +7,7 @@ signal has the time of what it was computed from, so that a source which falls s
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ RATE_NS, HITS_NS, ERRORS_NS = 10 * SECOND, 60 * SECOND, 60 * SECOND
 FIVE_MINUTES_S, HOUR_S = 300, 3_600
 MOST_SCOPES, MOST_REPORTED = 64, 64
 PROCESS = "process"
+_log = logging.getLogger("kvobs")
 REPORTABLE = ("cpu", "hit_rate", "gateway_p99", "pool_use")
 
 
@@ -32,6 +34,8 @@ class _Grown:
         self._seen: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=4_096)
 
     def add(self, t_ns: int, counts: tuple[int, ...]) -> None:
+        if self._seen and t_ns < self._seen[-1][0] - self._span_ns:  # that one said that it is of the future
+            self._seen.clear()
         self._seen.append((t_ns, counts))
         while len(self._seen) > 1 and self._seen[1][0] <= t_ns - self._span_ns:
             self._seen.popleft()
@@ -85,13 +89,17 @@ class Senses:
         self._free: dict[str, tuple[float, int]] = {}  # bytes of devices outside of torch's allocator, and when
         self._errors_ns: deque[int] = deque(maxlen=1_024)
         self._reported: dict[str, Reading] = {}
+        self._failed: set[str] = set()
 
     def fold(self, events: Iterable[model.Event]) -> None:
         """Take events into account."""
         for event in events:
             fold = _FOLDS.get(type(event))
             if fold is not None:
-                fold(self, event)
+                try:
+                    fold(self, event)
+                except Exception as error:  # one bad sensor must not keep the others from being heard
+                    self._say(type(event).__name__, error)
 
     def report(self, name: str, value: float, t_ns: int) -> None:
         """What the application says of itself.
@@ -112,7 +120,7 @@ class Senses:
     def signals(self, now_ns: int, standings: Sequence[Standing]) -> dict[str, dict[str, Reading]]:
         """All signals by scope, as of now."""
         common = dict(self._reported)
-        recent = sum(now_ns - t_ns < ERRORS_NS for t_ns in self._errors_ns)
+        recent = sum(abs(now_ns - t_ns) < ERRORS_NS for t_ns in self._errors_ns)
         common["out_of_memory"] = Reading(float(recent), now_ns)
         rates = [min(one.burn_rates[FIVE_MINUTES_S], one.burn_rates[HOUR_S]) for one in standings
                  if FIVE_MINUTES_S in one.burn_rates and HOUR_S in one.burn_rates]
@@ -122,6 +130,12 @@ class Senses:
         for pool in self._pools.values():
             found[pool.scope] = found.get(pool.scope, common) | pool.readings
         return found or {PROCESS: common}
+
+    def _say(self, what: str, error: Exception) -> None:
+        if what not in self._failed:
+            self._failed.add(what)
+            _log.warning("kvobs: the breaker goes on without what a %s says (%s: %s).", what, type(error).__name__,
+                         error)
 
     # -- folding ---------------------------------------------------------------------------------------
 
@@ -147,7 +161,7 @@ class Senses:
     def _fold_poll(self, told: model.Poll) -> None:
         for name, attributes, value in told.readings:
             if (name == "kvobs.device.memory" and attributes[1] == "free"
-                    and (attributes[0] in self._free or len(self._free) < MOST_SCOPES)):
+                    and value >= 0 and (attributes[0] in self._free or len(self._free) < MOST_SCOPES)):
                 self._free[attributes[0]] = value, told.t_ns
 
     def _fold_blocks(self, told: model.Blocks) -> None:
