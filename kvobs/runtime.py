@@ -93,7 +93,8 @@ class Runtime:
             return None
         from kvobs.breaker import Protection  # for few processes
 
-        made = Protection(self.config, self.process_id, self.metrics, lambda: self.sources, self._clock)
+        made = Protection(self.config, self.process_id, self.metrics, lambda: self.sources, self._clock,
+                          self.otel_tracer)
         self._facts += made.facts
         return made
 

@@ -6,7 +6,9 @@ what runs inside the call becomes its child; prefill and decode are written at t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from opentelemetry import context, trace
@@ -14,9 +16,11 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from kvobs.analysis import article_fragmentation_rate, write_amplification
-from kvobs.model import Turn
+from kvobs.model import Origin, Turn
 
 OPERATION = "text_completion"
+PROCESS = "process"  # the scope of what concerns all turns
+MOST_HEARD = 64  # by a turn
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -27,15 +31,53 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     attributes: dict[str, AttributeValue]
 
 
+class Listener(Protocol):
+    """A turn that runs. ``hear`` is called on another thread than the engine's."""
+
+    def hear(self, scope: str, mark: Mark) -> None:
+        """Something happened to a device, a model's pool or the process."""
+        ...
+
+
+_running: dict[int, weakref.ref[Listener]] = {}
+
+
+def listen(turn: Listener) -> None:
+    """Have a turn hear what is announced until it is gone, or ``deafen`` is called."""
+    key = id(turn)
+    _running[key] = weakref.ref(turn, lambda _: _running.pop(key, None))
+
+
+def deafen(turn: Listener) -> None:
+    """The turn ends and hears nothing more."""
+    _running.pop(id(turn), None)
+
+
+def announce(scope: str, mark: Mark) -> None:
+    """Tell the turns that run now what happened to a scope: ``DEVICE``, ``MODEL@DEVICE`` or ``process``."""
+    for one in list(_running.values()):
+        turn = one()
+        if turn is not None:
+            turn.hear(scope, mark)
+
+
+def scopes_of(origin: Origin) -> tuple[str, str, str]:
+    """The scopes that a turn belongs to."""
+    return PROCESS, origin.device, f"{origin.model}@{origin.device}"
+
+
 class OpenTurn:
     """A started span. When attached it is current on this thread, and ``leave`` must run on the same thread."""
 
-    __slots__ = ("_token", "_tracer", "span")
+    __slots__ = ("__weakref__", "_heard", "_token", "_tracer", "span")
 
     def __init__(self, tracer: Tracer, span: Span, *, attach: bool = True) -> None:
         self._tracer = tracer
         self.span = span
+        self._heard: list[tuple[str, Mark]] = []
         self._token = context.attach(trace.set_span_in_context(span)) if attach else None
+        if span.is_recording():
+            listen(self)
 
     @property
     def ids(self) -> tuple[str, str, bool]:
@@ -44,6 +86,11 @@ class OpenTurn:
         if not found.is_valid:
             return "", "", False
         return trace.format_trace_id(found.trace_id), trace.format_span_id(found.span_id), found.trace_flags.sampled
+
+    def hear(self, scope: str, mark: Mark) -> None:
+        """Keep it until the turn ends and it is known where it ran; of another thread no span is touched."""
+        if len(self._heard) < MOST_HEARD:
+            self._heard.append((scope, mark))
 
     def leave(self) -> None:
         """Make the parent current again (before the span ends)."""
@@ -58,13 +105,15 @@ class OpenTurn:
             phases: the children as (name, start, end) in monotonic nanoseconds; by default prefill and decode, from
                 the turn's own times.
         """
+        deafen(self)
         if not self.span.is_recording():
             self.span.end()
             return
         shift = turn.wall_start_ns - turn.start_ns
         self.span.set_attributes(turn_attributes(turn))
         self.span.set_attributes(attributes)
-        for mark in marks:
+        own = scopes_of(turn.origin)
+        for mark in (*marks, *(mark for scope, mark in self._heard if scope in own)):
             self.span.add_event(mark.name, mark.attributes, timestamp=mark.t_ns + shift)
         if error is not None:
             self.span.record_exception(error, escaped=True)

@@ -23,6 +23,7 @@ from kvobs.slo import Standing
 SECOND = 10**9
 # The article's recovery times (S11), as time limits of the actions of levels 1 to 3.
 LIMITS_NS = (SECOND // 5, 6 * SECOND // 5, 3 * SECOND)
+MOST_CAUSES = 256  # that are remembered
 _log = logging.getLogger("kvobs")
 
 
@@ -37,6 +38,7 @@ class Breaker:
         self._commands: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._orders = 0  # generations of orders, in one line for all scopes and levels
+        self.causes: dict[int, model.Decided | str] = {}  # why the latest orders were given, by their generation
         self._failed: set[str] = set()
         self._stopped = False
         self.decisions = 0  # so far
@@ -123,11 +125,12 @@ class Breaker:
         if transition is None:
             return None
         self.decisions += 1
-        if self.mode == ACT:
-            self._order(transition, now_ns)
-        return model.Decided(now_ns, scope, self.policy.name, self.mode, transition.level, transition.before.value,
+        told = model.Decided(now_ns, scope, self.policy.name, self.mode, transition.level, transition.before.value,
                              transition.after.value, transition.reason, transition.readings, transition.rejected,
                              transition.generation)
+        if self.mode == ACT:
+            self._order(transition, now_ns, told)
+        return told
 
     def levels(self) -> dict[str, int]:
         """The highest level that is open in each scope."""
@@ -136,13 +139,13 @@ class Breaker:
     def stop(self, now_ns: int) -> None:
         """Undo what is applied: the process goes on without a breaker."""
         self._stopped = True
-        self._undo(now_ns)
+        self._undo(now_ns, "The breaker ends.")
 
-    def _undo(self, now_ns: int) -> None:
+    def _undo(self, now_ns: int, why: str) -> None:
         applied = [number for number in range(1, len(LEVELS)) if self._applied(number)]
         self._states = {}
         for number in reversed(applied if self.mode == ACT else []):
-            self._give(number, now_ns, undo=True)
+            self._give(number, now_ns, why, undo=True)
 
     # -- orders ----------------------------------------------------------------------------------------
 
@@ -151,20 +154,22 @@ class Breaker:
 
     def _reset(self) -> None:
         states = {scope: reset(self.policy, state) for scope, state in self._states.items()}
-        self._undo(max((state.now_ns for state in states.values()), default=0))
+        self._undo(max((state.now_ns for state in states.values()), default=0), "An operator reset the breaker.")
         self._states = states
 
     def _applied(self, level: int) -> bool:
         return any(state.levels[level - 1].phase is Phase.OPEN for state in self._states.values())
 
-    def _order(self, transition: Transition, now_ns: int) -> None:
+    def _order(self, transition: Transition, now_ns: int, why: model.Decided) -> None:
         if transition.after is Phase.OPEN:
-            self._give(transition.level, now_ns, undo=False)
+            self._give(transition.level, now_ns, why, undo=False)
         elif transition.before is Phase.OPEN and not self._applied(transition.level):
-            self._give(transition.level, now_ns, undo=True)
+            self._give(transition.level, now_ns, why, undo=True)
 
-    def _give(self, level: int, now_ns: int, *, undo: bool) -> None:
+    def _give(self, level: int, now_ns: int, why: model.Decided | str, *, undo: bool) -> None:
         self._orders += 1
+        self.causes[self._orders] = why
+        self.causes.pop(self._orders - MOST_CAUSES, None)
         try:
             actuators = self._actuators()
         except Exception as error:

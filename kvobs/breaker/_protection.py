@@ -6,7 +6,11 @@ What it decides for requests goes to a decision board beside the store, which ga
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import NoOpTracer
 
 from kvobs import model
 from kvobs.breaker._board import BoardWriter, board_directory
@@ -15,9 +19,13 @@ from kvobs.breaker._commands import take
 from kvobs.breaker._gate import Decision
 from kvobs.breaker._limits import ByPriority, by_priority
 from kvobs.breaker._policy import PolicyError, load_policy
+from kvobs.breaker._traces import Traces
 from kvobs.config import Config
 from kvobs.metrics import Metrics
 from kvobs.slo import Standing
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 _log = logging.getLogger("kvobs")
 HOLDS_NS = 3_000_000_000  # a decision that is not renewed for so long is none: the breaker's process hangs
@@ -29,12 +37,14 @@ class Protection:
     """``breaker`` is None where its policy was refused; then ``facts`` says why."""
 
     def __init__(self, config: Config, process_id: str, metrics: Metrics,
-                 sources: Callable[[], Sequence[model.Source]], clock: Callable[[], int] | None = None) -> None:
+                 sources: Callable[[], Sequence[model.Source]], clock: Callable[[], int] | None = None,
+                 tracer: Callable[[], Tracer] = NoOpTracer, wall: Callable[[], int] = time.time_ns) -> None:
         self._store, self._process_id, self._metrics = config.store, process_id, metrics
         self.breaker: Breaker | None = None
         self.facts: list[model.Availability] = []
         self._board: BoardWriter | None = None
         self._limits = ByPriority()
+        self._traces = Traces(tracer, wall)
         self._published: tuple[int, int] | None = None  # level and generation
         self._shown: set[str] = set()  # scopes that have a point
         self._missed: set[str] = set()  # signals that were said to be untold
@@ -71,6 +81,7 @@ class Protection:
         if decided:
             self._reason = decided[-1].reason
         self._publish(max(levels.values(), default=0), breaker.decisions, now_ns, due)
+        self._traces.tell(now_ns, events, breaker.causes)
 
     def _publish(self, level: int, generation: int, now_ns: int, due: bool) -> None:
         """Have gates see the decision in force; it is renewed about once a second."""

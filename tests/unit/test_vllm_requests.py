@@ -15,6 +15,7 @@ from kvobs.sessions import Names, TurnNumbers
 from kvobs.sources.vllm._arrivals import Arrivals
 from kvobs.sources.vllm._engine import SHOW_NS, EngineRecord
 from kvobs.sources.vllm._requests import Desk, OpenRequest, Sizes, outcome_of, told
+from tests.events import ORIGIN
 
 MS = 1_000_000
 
@@ -33,7 +34,7 @@ def test_an_abort_of_a_request_with_stop_strings_is_not_called_a_cancellation(
 
 def test_phases_travel_in_unix_time_with_their_events() -> None:
     """Each event is in the phase it fell into, the phase that goes on has no end, and times are on the wall clock."""
-    found = OpenRequest(SimpleNamespace(request_id="r"), 1_000 * MS, 501_000 * MS)
+    found = OpenRequest(SimpleNamespace(request_id="r"), ORIGIN, 1_000 * MS, 501_000 * MS)
     found.phases = [("queued", 1_000 * MS, 1_010 * MS), ("prefill", 1_010 * MS, 1_030 * MS)]
     found.phase, found.since_ns = "decode", 1_030 * MS
     found.marks = [spans.Mark(1_005 * MS, "refused", {}), spans.Mark(1_020 * MS, "seen", {"n": 1}),

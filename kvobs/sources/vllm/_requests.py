@@ -56,12 +56,13 @@ def _named(request: Any) -> str:
 class OpenRequest:
     """A request that has not ended."""
 
-    __slots__ = ("arrived_ns", "cached_tokens", "evicted", "first_ns", "high", "id", "marks", "outputs",
-                 "phase", "phases", "preemptions", "priority", "recomputed", "refused", "remote", "request", "session",
-                 "since_ns", "span", "steps", "tokens", "turn", "wall_ns")
+    __slots__ = ("__weakref__", "arrived_ns", "cached_tokens", "evicted", "first_ns", "high", "id", "marks", "outputs",
+                 "phase", "phases", "preemptions", "priority", "recomputed", "refused", "remote", "request", "scopes",
+                 "session", "since_ns", "span", "steps", "tokens", "turn", "wall_ns")
 
-    def __init__(self, request: Any, now_ns: int, wall_ns: int) -> None:
+    def __init__(self, request: Any, origin: Origin, now_ns: int, wall_ns: int) -> None:
         self.request = request
+        self.scopes = spans.scopes_of(origin)
         self.id: str = request.request_id
         self.arrived_ns = self.since_ns = now_ns
         self.wall_ns = wall_ns
@@ -84,6 +85,11 @@ class OpenRequest:
         """Remember a span event (the first 64)."""
         if len(self.marks) < _MARKS_LIMIT:
             self.marks.append(spans.Mark(t_ns, name, attributes))
+
+    def hear(self, scope: str, mark: spans.Mark) -> None:
+        """Something happened that the front end's span is to tell."""
+        if scope in self.scopes:
+            self.mark(mark.name, mark.t_ns, mark.attributes)
 
 
 class Sizes(NamedTuple):
@@ -113,14 +119,16 @@ class Desk:
         """A request that the scheduler has just taken in, and when the engine core received it, where that was seen."""
         now = time.monotonic_ns()
         arrived = now if received_ns is None else received_ns
-        found = OpenRequest(request, arrived, time.time_ns() - (now - arrived))
+        found = OpenRequest(request, origin, arrived, time.time_ns() - (now - arrived))
         headers = headers_of(request)
         priority = headers.get(PRIORITY, "")
         found.priority = priority if priority in PRIORITIES else "normal"
         found.session = self.session_of(request)
         found.turn = self._turns.next(_named(request) or found.id)
         found.remote = headers.get(SPANS) == FRONT_END
-        if not found.remote:
+        if found.remote:
+            spans.listen(found)
+        else:
             parent = _parent(headers)
             found.span = spans.open_turn(self._tracer(), origin.model, found.wall_ns, {"kvobs.request": found.id},
                                          parent=parent, attach=False)
@@ -140,6 +148,7 @@ class Desk:
 
     def close(self, found: OpenRequest, origin: Origin, cache_id: int, blocks: int, sizes: Sizes) -> None:
         """The request ended: emit its turn and end its span, or hand its phases to the front end."""
+        spans.deafen(found)
         request, now = found.request, time.monotonic_ns()
         outcome, new = outcome_of(request), request.num_output_tokens
         if found.first_ns is None and new:
