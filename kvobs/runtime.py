@@ -147,8 +147,8 @@ class Runtime:
 
     def _start_prometheus(self) -> None:
         assert self.config.prometheus is not None
-        host, port = self.config.prometheus
-        exporter, fact = PrometheusExporter.start(self.metrics, host, port, self.process_id)
+        control = self.protection.operator() if self.protection is not None else None
+        exporter, fact = PrometheusExporter.start(self.metrics, *self.config.prometheus, self.process_id, control)
         self.prometheus, self.endpoint = exporter, exporter.url if exporter else None
         if fact is not None:
             self._facts.append(fact)

@@ -24,6 +24,7 @@ SECOND = 10**9
 # The article's recovery times (S11), as time limits of the actions of levels 1 to 3.
 LIMITS_NS = (SECOND // 5, 6 * SECOND // 5, 3 * SECOND)
 MOST_CAUSES = 256  # that are remembered
+MOST_COMMANDS = 64  # that wait for the next tick
 _log = logging.getLogger("kvobs")
 
 
@@ -51,15 +52,19 @@ class Breaker:
         with self._lock:
             self._senses.report(name, value, t_ns)
 
-    def hold(self, level: int | None) -> None:
-        """Hold a level in every scope, or let the machine have its way again. Raises ValueError for no level."""
+    def hold(self, level: int | None) -> bool:
+        """Hold a level in every scope, or let the machine have its way again; False where too many commands wait.
+
+        Raises:
+            ValueError: there is no such level; a whole sentence.
+        """
         if level is not None and not 0 <= level < len(LEVELS):
             raise ValueError(f"There is no level {level}; allowed are 0 to {len(LEVELS) - 1}.")
-        self._command(lambda: self._each(lambda state: override(state, level)))
+        return self._command(lambda: self._each(lambda state: override(state, level)))
 
-    def reset(self) -> None:
-        """Close all levels and forget their failures; what was ordered is undone."""
-        self._command(self._reset)
+    def reset(self) -> bool:
+        """Close all levels and forget their failures; what was ordered is undone. False where too many wait."""
+        return self._command(self._reset)
 
     def obey(self, commands: Iterable[Command]) -> None:
         """Take an operator's commands; one that makes no sense is logged."""
@@ -74,10 +79,12 @@ class Breaker:
             except ValueError as error:
                 _log.warning("kvobs: a command to the breaker was refused: %s", error)
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def _command(self, command: Callable[[], None]) -> bool:
         with self._lock:
-            if len(self._commands) < MOST_SCOPES:
+            taken = len(self._commands) < MOST_COMMANDS
+            if taken:
                 self._commands.append(command)
+        return taken
 
     # -- the drain thread ------------------------------------------------------------------------------
 
@@ -131,6 +138,10 @@ class Breaker:
         if self.mode == ACT:
             self._order(transition, now_ns, told)
         return told
+
+    def states(self) -> dict[str, State]:
+        """Each scope's machine as it is now; any thread may ask."""
+        return dict(self._states)
 
     def levels(self) -> dict[str, int]:
         """The highest level that is open in each scope."""

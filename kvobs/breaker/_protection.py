@@ -18,6 +18,7 @@ from kvobs.breaker._breaker import Breaker
 from kvobs.breaker._commands import take
 from kvobs.breaker._gate import Decision
 from kvobs.breaker._limits import ByPriority, by_priority
+from kvobs.breaker._operator import Operator, token_of
 from kvobs.breaker._policy import PolicyError, load_policy
 from kvobs.breaker._traces import Traces
 from kvobs.config import Config
@@ -40,6 +41,7 @@ class Protection:
                  sources: Callable[[], Sequence[model.Source]], clock: Callable[[], int] | None = None,
                  tracer: Callable[[], Tracer] = NoOpTracer, wall: Callable[[], int] = time.time_ns) -> None:
         self._store, self._process_id, self._metrics = config.store, process_id, metrics
+        self._token = config.control_token
         self.breaker: Breaker | None = None
         self.facts: list[model.Availability] = []
         self._board: BoardWriter | None = None
@@ -103,6 +105,17 @@ class Protection:
         """Take a signal of the application; raises ValueError for a name that it may not report."""
         if self.breaker is not None:
             self.breaker.report(name, value, now_ns)
+
+    def operator(self) -> Operator | None:
+        """What an operator may see and do over HTTP; None where there is no breaker."""
+        if self.breaker is None:
+            return None
+        token = self._token
+        try:
+            token = token or (token_of(self._store) if self._store is not None else "")
+        except (OSError, ValueError) as error:
+            _log.warning("kvobs: no commands to the breaker are taken over HTTP: %s", error)
+        return Operator(self.breaker, self._process_id, token, self._clock)
 
     def stop(self, now_ns: int) -> None:
         """Undo what is applied, and take the board away: gates open."""

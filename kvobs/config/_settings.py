@@ -57,6 +57,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     virtual_latency: str = "off"
     breaker: str = "off"
     breaker_policy: str = "default"
+    control_token: str = ""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -66,6 +67,7 @@ class Setting(msgspec.Struct, frozen=True):
     parse: Callable[[str], Any]
     allowed: str
     meaning: str
+    secret: bool = False
 
 
 def _boolean(text: str) -> bool:
@@ -182,6 +184,15 @@ def _name(text: str) -> str:
     return word
 
 
+def _token(text: str) -> str:
+    word = text.strip()
+    if word.lower() in ("", "off"):
+        return ""
+    if not 16 <= len(word) <= 256 or not word.isascii() or not word.isprintable() or " " in word:
+        raise ValueError
+    return word
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("enabled", _boolean, "true or false", "observe this process at all"),
     Setting("store", _store, "a directory, auto or off", "where this process writes its SQLite store"),
@@ -219,6 +230,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("breaker", _one_of("off", "observe", "act"), "off, observe or act",
             "the breaker: observe decides and tells, act does it too"),
     Setting("breaker_policy", _name, "default, article or a TOML file", "when the breaker's levels begin and end"),
+    Setting("control_token", _token, "16 to 256 ASCII characters without a space, or off",
+            "what POST /breaker/… demands; without it the one in the file control-token beside the store", secret=True),
     Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )
@@ -298,4 +311,5 @@ def _parse(name: str, raw: str, where: str) -> Any:
     try:
         return setting.parse(raw)
     except ValueError:
-        raise ConfigError(f"The setting {name!r} {where} is {raw!r}; allowed is {setting.allowed}.") from None
+        found = "not one" if setting.secret else repr(raw)
+        raise ConfigError(f"The setting {name!r} {where} is {found}; allowed is {setting.allowed}.") from None

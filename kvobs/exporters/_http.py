@@ -1,4 +1,6 @@
-"""A small HTTP server for scrapes: GET and HEAD of two paths, bounded in time, threads and connections."""
+"""A small HTTP server for scrapes: GET and HEAD of two paths, bounded in time, threads and connections; and for an
+operator's word to the breaker.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,17 @@ import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from kvobs.exporters import _control
+from kvobs.exporters._control import Control
 
 _log = logging.getLogger("kvobs")
 MAX_CONNECTIONS = 16
 CLIENT_TIMEOUT_S = 5.0
+MOST_DISCARDED = 65_536  # bytes of a body that was refused: a client that still sends would not read the answer
 # From the Accept and Accept-Encoding headers to content type, body and whether the body may be compressed.
 Render = Callable[[str, str], tuple[str, bytes, bool]]
 
@@ -28,11 +34,11 @@ class ScrapeServer(socketserver.TCPServer):
     allow_reuse_port = False
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, host: str, port: int, render: Render) -> None:
+    def __init__(self, host: str, port: int, render: Render, control: Control | None = None) -> None:
         """Raises OSError when the address cannot be bound."""
         if ":" in host:
             self.address_family = socket.AF_INET6
-        self.render = render
+        self.render, self.control, self.host = render, control, host
         self._open: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -116,13 +122,44 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _refuse(self) -> None:
-        self._send(405, "text/plain; charset=utf-8", b"Only GET and HEAD are served.\n", allow=True)
+        if _control.concerns(self._path):
+            return self._command()
+        self._send(405, "text/plain; charset=utf-8", b"Only GET and HEAD are served.\n",
+                   headers=[("Allow", "GET, HEAD")])
+        return None
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
 
+    @property
+    def _path(self) -> str:
+        return self.path.partition("?")[0]
+
+    def _command(self) -> None:
+        request = _control.Request(self.command, self._path, self.headers, self.server.host,
+                                   str(self.connection.getsockname()[0]), self.rfile.read)
+        try:
+            answer = _control.answer(self.server.control, request)
+        except OSError:
+            raise
+        except Exception as error:
+            _log.warning("kvobs: a request to the breaker failed: %s: %s.", type(error).__name__, error)
+            answer = _control.Answer(500, b'{"error":"The request could not be answered."}')
+        self._send(answer.status, "application/json", answer.body, headers=answer.headers)
+        if answer.status >= 400 and self.command != "HEAD":
+            self._discard()
+
+    def _discard(self) -> None:
+        """Read what a client is still sending, so that it is not cut off before it reads the answer."""
+        self.connection.shutdown(socket.SHUT_WR)
+        left = MOST_DISCARDED
+        while left > 0 and (data := self.rfile.read1(left)):
+            left -= len(data)
+
     def _answer(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/healthz":
+        path = self._path
+        if _control.concerns(path):
+            self._command()
+        elif path == "/healthz":
             self._send(200, "text/plain; charset=utf-8", b"ok\n")
         elif path != "/metrics":
             self._send(404, "text/plain; charset=utf-8", b"Served here are /metrics and /healthz.\n")
@@ -136,7 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self._send(200, kind, body, zipped=zipped)
 
-    def _send(self, status: int, kind: str, body: bytes, *, zipped: bool = False, allow: bool = False) -> None:
+    def _send(self, status: int, kind: str, body: bytes, *, zipped: bool = False,
+              headers: Iterable[tuple[str, str]] = ()) -> None:
         if zipped:
             body = gzip.compress(body, compresslevel=1)
         self.send_response(status)
@@ -145,8 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Vary", "Accept, Accept-Encoding")
         if zipped:
             self.send_header("Content-Encoding", "gzip")
-        if allow:
-            self.send_header("Allow", "GET, HEAD")
+        for name, value in headers:
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from kvobs.exporters._control import Control
 from kvobs.exporters._environment import resource_attributes
 from kvobs.exporters._http import ScrapeServer
 from kvobs.metrics import Metrics
@@ -26,9 +27,11 @@ class PrometheusExporter:
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/metrics"
 
     @classmethod
-    def start(cls, metrics: Metrics, host: str, port: int,
-              process_id: str = "") -> tuple[PrometheusExporter | None, Availability]:
-        """Serve ``metrics``. Never raises: the fact says where another port was taken, or why nothing is served."""
+    def start(cls, metrics: Metrics, host: str, port: int, process_id: str = "",
+              control: Control | None = None) -> tuple[PrometheusExporter | None, Availability]:
+        """Serve ``metrics``, and what ``control`` lets an operator do. Never raises: the fact says where another port
+        was taken, or why nothing is served.
+        """
         try:
             from prometheus_client import CollectorRegistry
 
@@ -48,11 +51,11 @@ class PrometheusExporter:
                     _exposition.accepts_gzip(accept_encoding))
 
         try:
-            return cls(ScrapeServer(host, port, render)), Availability(SUBJECT, True, "")
+            return cls(ScrapeServer(host, port, render, control)), Availability(SUBJECT, True, "")
         except OSError as error:
             refusal = error.strerror or str(error)
         try:
-            exporter = cls(ScrapeServer(host, 0, render))
+            exporter = cls(ScrapeServer(host, 0, render, control))
         except OSError as error:
             reason = f"No Prometheus endpoint can be bound on {host}: {error.strerror or error}."
             _log.warning("kvobs: %s", reason)

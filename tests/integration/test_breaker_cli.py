@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvobs.store import StoreWriter
+from kvobs.store import StoreReader, StoreWriter
 from tests import events
+from tests.peers import http_get
 from tests.support import ROOT, child_environment, run_child, wait_until
 
 POLICY = """
@@ -114,6 +116,29 @@ def test_decisions_are_told_and_operators_are_obeyed(watched: Watched) -> None:
     plain = kvobs("breaker", "log", watched.store).stdout.splitlines()
     assert len(plain) == len(told)
     assert any("process: Level 2 (offload) is open: its condition holds. Read: app.load 2.5." in line for line in plain)
+
+
+@pytest.mark.parametrize("watched", ["act"], indirect=True)
+def test_an_operator_s_word_comes_over_http_too(watched: Watched) -> None:
+    """The process's own endpoint takes a level with the token beside its store, and tells it as the CLI does."""
+    watched.reaches(0)
+    one, = StoreReader(watched.store).processes()
+    assert one.endpoint is not None
+    url = one.endpoint.removesuffix("/metrics") + "/breaker"
+    token = (watched.store / "control-token").read_text().strip()
+
+    def hold(level: int | None) -> int:
+        request = urllib.request.Request(f"{url}/hold", json.dumps({"level": level}).encode(), {
+            "Content-Type": "application/json", "Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(answer.status)
+
+    assert hold(1) == 202
+    watched.reaches(1)
+    document = json.loads(http_get(url)[2])
+    assert (document["process"], document["scopes"]["process"]["held"]) == (one.process, 1)
+    assert hold(None) == 202
+    watched.reaches(0)
 
 
 def test_refusals_are_one_sentence(tmp_path: Path) -> None:

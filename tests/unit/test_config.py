@@ -34,6 +34,7 @@ ACCEPTED: dict[str, list[tuple[str, object]]] = {
     "virtual_latency": [("off", "off"), ("A100", "a100"), ("l40s", "l40s")],
     "breaker": [("off", "off"), ("Observe", "observe"), ("ACT", "act")],
     "breaker_policy": [("default", "default"), (" mine.toml ", "mine.toml")],
+    "control_token": [("off", ""), ("", ""), (" 0123456789abcdef ", "0123456789abcdef"), ("x" * 256, "x" * 256)],
     "jaeger_url": [("off", ""), ("http://jaeger:16686/", "http://jaeger:16686"),
                    ("https://x.example/jaeger", "https://x.example/jaeger")],
 }
@@ -57,6 +58,7 @@ REFUSED: dict[str, list[str]] = {
     "virtual_latency": ["on", "H100", ""],
     "breaker": ["on", "dry-run", ""],
     "breaker_policy": ["", " ", "a\0b"],
+    "control_token": ["short", "0123456789abcde", "0123456789 abcdef", "ключключключключ", "x" * 257],
     "jaeger_url": ["jaeger:16686", "ftp://x", "http://", "http://a b", 'http://x"onclick=', "javascript:alert(1)",
                    "http://x/?q=1"],
 }
@@ -85,13 +87,16 @@ def test_accepted_values(name: str, text: str, value: object) -> None:
 
 @pytest.mark.parametrize(("name", "text"), BAD)
 def test_refused_values(name: str, text: str) -> None:
-    """A refusal says which setting, where it came from, what it was and what is allowed, in one sentence."""
-    allowed = next(setting.allowed for setting in SETTINGS if setting.name == name)
+    """A refusal says which setting, where it came from, what it was (but for a secret) and what is allowed, in one
+    sentence.
+    """
+    allowed, secret = next((setting.allowed, setting.secret) for setting in SETTINGS if setting.name == name)
     for where, environ, overrides in ((f"from KVOBS_{name.upper()}", {f"KVOBS_{name.upper()}": text}, {}),
                                       ("given explicitly", {}, {name: text})):
         with pytest.raises(ConfigError) as caught:
             load(environ, **overrides)
-        assert str(caught.value) == f"The setting {name!r} {where} is {text!r}; allowed is {allowed}."
+        shown = "not one" if secret else repr(text)
+        assert str(caught.value) == f"The setting {name!r} {where} is {shown}; allowed is {allowed}."
 
 
 def test_defaults(tmp_path: Path) -> None:
