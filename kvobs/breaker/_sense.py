@@ -56,7 +56,7 @@ class _Pool:
 
     def blocks(self, told: model.Blocks) -> None:
         size = told.used + told.cached + told.free
-        if size:
+        if size > 0 and 0 <= told.used <= size:
             self.readings["kv_utilization"] = Reading(told.used / size, told.t_ns)
         self.trouble.add(told.t_ns, (told.preemptions, told.failures))
         seconds, (preemptions, failures) = self.trouble.grown()

@@ -77,6 +77,14 @@ def test_free_bytes_that_are_no_amount_are_no_reading(free: Any) -> None:
     assert found["tiny@cpu"]["kv_utilization"].t_ns == 9 * SECOND
 
 
+@pytest.mark.parametrize("used", [-3, 20, math.nan])
+def test_a_share_outside_of_0_to_1_is_no_reading(used: Any) -> None:
+    """Blocks in use that are negative, more than there are, or no number leave the last share, which grows old."""
+    senses = Senses()
+    senses.fold([events.blocks(t_ns=SECOND), events.blocks(t_ns=9 * SECOND, used=used, free=-1)])
+    assert senses.signals(9 * SECOND, [])["tiny@cpu"]["kv_utilization"] == Reading(3 / 16, SECOND)
+
+
 def test_a_bad_event_is_said_once_and_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """Of a batch with an event that nobody can read, all the others count; the log has one line, however often."""
     broken = model.Poll(SECOND, "nvml", 1, (("kvobs.device.memory", ("cuda:0",), 1.0),))
