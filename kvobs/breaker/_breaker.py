@@ -15,7 +15,7 @@ from kvobs import model
 from kvobs.breaker._commands import Command
 from kvobs.breaker._conditions import Reading, leaves
 from kvobs.breaker._gate import ACT
-from kvobs.breaker._machine import begin, override, reset, step
+from kvobs.breaker._machine import adopt, begin, override, reset, step
 from kvobs.breaker._sense import MOST_SCOPES, Senses
 from kvobs.breaker._states import LEVELS, Phase, Policy, State, Transition
 from kvobs.slo import Standing
@@ -26,6 +26,11 @@ LIMITS_NS = (SECOND // 5, 6 * SECOND // 5, 3 * SECOND)
 MOST_CAUSES = 256  # that are remembered
 MOST_COMMANDS = 64  # that wait for the next tick
 _log = logging.getLogger("kvobs")
+
+
+def asked(policy: Policy) -> set[str]:
+    """The signals that a policy names."""
+    return {leaf.signal for level in policy.levels for leaf in leaves(level.condition)}
 
 
 class Breaker:
@@ -43,7 +48,8 @@ class Breaker:
         self._failed: set[str] = set()
         self._stopped = False
         self.decisions = 0  # so far
-        self.untold = {leaf.signal for level in policy.levels for leaf in leaves(level.condition)}  # so far
+        self.untold = asked(policy)  # so far
+        self.adopted_ns: int | None = None  # when this policy's first step was made
 
     # -- commands (any thread) -------------------------------------------------------------------------
 
@@ -88,6 +94,13 @@ class Breaker:
 
     # -- the drain thread ------------------------------------------------------------------------------
 
+    def adopt(self, policy: Policy) -> None:
+        """Go on under another policy: levels stay as they are, and the new conditions decide from the next tick on."""
+        known = asked(self.policy)
+        self.untold = {name for name in asked(policy) if name in self.untold or name not in known}
+        self._states = {scope: adopt(self.policy, policy, state) for scope, state in self._states.items()}
+        self.policy, self.adopted_ns = policy, None
+
     def fold(self, events: Iterable[model.Event]) -> None:
         """Take events into account."""
         with self._lock:
@@ -110,6 +123,8 @@ class Breaker:
         """Let every scope's machine make a step; returns what was decided."""
         if self._stopped:
             return []
+        if self.adopted_ns is None:
+            self.adopted_ns = now_ns
         with self._lock:
             commands, self._commands = self._commands, []
             signals = self._senses.signals(now_ns, standings)

@@ -58,6 +58,22 @@ def reset(policy: Policy, state: State) -> State:
         replace(level, generation=old.generation + 1) for level, old in zip(fresh.levels, state.levels, strict=True)))
 
 
+def adopt(old: Policy, new: Policy, state: State) -> State:
+    """The machine as it is, under another policy from now on.
+
+    Levels keep their phases, times, generations and probations, and what was ordered stays so. A condition on a signal
+    that is the same in both remembers what it did; one that changed has to hold anew.
+
+    Raises:
+        ValueError: the policies have not as many levels.
+    """
+    rows = []
+    for before, after, row in zip(old.levels, new.levels, state.latches, strict=True):
+        known = dict(zip(leaves(before.condition), row, strict=True))
+        rows.append(tuple(known.get(leaf, Latch()) for leaf in leaves(after.condition)))
+    return replace(state, latches=tuple(rows))
+
+
 # -- what should be done ---------------------------------------------------------------------------------
 
 

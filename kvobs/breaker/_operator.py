@@ -70,6 +70,7 @@ class Operator:
         breaker, now = self._breaker, self._clock()
         return {
             "process": self._process, "mode": breaker.mode, "policy": breaker.policy.name,
+            "policy_since_s": None if breaker.adopted_ns is None else _seconds(now - breaker.adopted_ns),
             "decisions": breaker.decisions, "untold": sorted(breaker.untold),
             "scopes": {scope: _standing(state, now) for scope, state in sorted(breaker.states().items())}}
 

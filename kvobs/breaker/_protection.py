@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import NoOpTracer
 
 from kvobs import model
 from kvobs.breaker._board import BoardWriter, board_directory
-from kvobs.breaker._breaker import Breaker
+from kvobs.breaker._breaker import Breaker, asked
 from kvobs.breaker._commands import take
 from kvobs.breaker._gate import Decision
 from kvobs.breaker._limits import ByPriority, by_priority
 from kvobs.breaker._operator import Operator, token_of
-from kvobs.breaker._policy import PolicyError, load_policy
+from kvobs.breaker._policy import PRESETS, PolicyError, load_policy
+from kvobs.breaker._policy_file import PolicyFile
 from kvobs.breaker._traces import Traces
 from kvobs.config import Config
 from kvobs.metrics import Metrics
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvobs")
 HOLDS_NS = 3_000_000_000  # a decision that is not renewed for so long is none: the breaker's process hangs
 RETRY_AFTER_S = 5.0
+POLICY, POLICY_FILE = "breaker policy", "breaker policy file"  # subjects of facts
 UNTOLD = "Nothing in this process has told it yet, so that conditions on it do not hold."
+UNASKED = "Nothing in this process had told it, and the policy asks for it no more."
 
 
 class Protection:
@@ -51,6 +55,9 @@ class Protection:
         self._shown: set[str] = set()  # scopes that have a point
         self._missed: set[str] = set()  # signals that were said to be untold
         self._reason, self._now_ns = "", 0
+        named = config.breaker_policy
+        self._file = None if named in PRESETS else PolicyFile(Path(named))
+        self._reloads, self._refusal = 0, ""
         # Where the process is stopped between deciding and publishing, the decision is as old as it is.
         self._clock = clock if clock is not None else lambda: self._now_ns
         self._failed = False  # the board, and it was said
@@ -67,15 +74,14 @@ class Protection:
         if breaker is None:
             return
         self._now_ns = now_ns
+        if due:
+            self._reload(breaker)
         if due and self._store is not None:
             breaker.obey(take(self._store, self._process_id))
         decided = breaker.follow(now_ns, events, standings)
         events += decided
         if due:
-            events += (model.Availability(f"breaker signal {name}", name not in breaker.untold,
-                                          UNTOLD if name in breaker.untold else "")
-                       for name in sorted(self._missed | breaker.untold))
-            self._missed = set(breaker.untold)
+            events += self._told(breaker)
         levels = breaker.levels()
         for scope in self._shown | levels.keys():
             self._metrics.set("kvobs.breaker.level", (scope, breaker.mode), levels.get(scope))
@@ -84,6 +90,38 @@ class Protection:
             self._reason = decided[-1].reason
         self._publish(max(levels.values(), default=0), breaker.decisions, now_ns, due)
         self._traces.tell(now_ns, events, breaker.causes)
+
+    def _reload(self, breaker: Breaker) -> None:
+        """Go on under the policy that the file has now; a file that is refused leaves everything as it is."""
+        try:
+            policy = self._file.look() if self._file is not None else None
+        except PolicyError as error:
+            self._refusal = str(error)
+            _log.warning("kvobs: the breaker keeps the policy %s that it had: %s", breaker.policy.name, error)
+            return
+        if policy is None:
+            return
+        self._refusal = ""
+        if policy != breaker.policy:
+            breaker.adopt(policy)
+            self._reloads += 1
+            _log.warning("kvobs: the breaker goes on under the policy %s, reloaded from its file.", policy.name)
+
+    def _told(self, breaker: Breaker) -> list[model.Availability]:
+        """Which policy is in force (since this fact changed), whether its file was refused, and untold signals."""
+        often = "once" if self._reloads == 1 else f"{self._reloads} times"
+        reloaded = f", reloaded {often}" if self._reloads else ""
+        where = f" of {self._file.path}{reloaded}" if self._file is not None else ""
+        facts = [model.Availability(POLICY, True, f"{breaker.policy.name}{where}.")]
+        if self._file is not None:
+            facts.append(model.Availability(POLICY_FILE, not self._refusal, self._refusal))
+        asked_for = asked(breaker.policy)
+        for name in sorted(self._missed | breaker.untold):
+            told = name not in breaker.untold and name in asked_for
+            why = "" if told else UNTOLD if name in asked_for else UNASKED
+            facts.append(model.Availability(f"breaker signal {name}", told, why))
+        self._missed = set(breaker.untold)
+        return facts
 
     def _publish(self, level: int, generation: int, now_ns: int, due: bool) -> None:
         """Have gates see the decision in force; it is renewed about once a second."""

@@ -39,6 +39,8 @@ def status(store: Store = None, as_json: Json = False) -> None:
         print_table(("process", "scope", "mode", "level", "as of", "last decision"), [
             (f"{row['process'][:8]} {'' if row['alive'] else '(ended)'}".strip(), row["scope"], row["mode"],
              str(row["level"]), _clock(row["wall_ns"]), row["last"] or "none") for row in rows])
+        for process, row in {row["process"]: row for row in rows if row["policy"]}.items():
+            say(plain(f"{process[:8]} policy, since {_clock(row['policy_wall_ns'])}: {row['policy']} {row['refused']}"))
 
 
 @breaker.command()
@@ -142,7 +144,14 @@ def _standing(reader: StoreReader, processes: list[Process]) -> list[dict[str, A
         if (told.process, told.record.scope) in latest:
             latest[told.process, told.record.scope]["last"] = f"{_clock(told.wall_ns)} {told.record.reason}"
     alive = {one.process: one.alive for one in processes}
-    return [row | {"alive": alive.get(row["process"], False)} for _, row in sorted(latest.items())]
+    facts = {(one.process, one.record.subject): (one.record.reason, one.wall_ns) for one in reader.availability()}
+    found = []
+    for _, row in sorted(latest.items()):
+        policy, since = facts.get((row["process"], "breaker policy"), ("", None))
+        refused, _ = facts.get((row["process"], "breaker policy file"), ("", None))
+        found.append(row | {"alive": alive.get(row["process"], False), "policy": policy, "policy_wall_ns": since,
+                            "refused": refused})
+    return found
 
 
 def _document(one: Stored[Any]) -> dict[str, Any]:

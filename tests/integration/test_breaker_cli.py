@@ -119,6 +119,25 @@ def test_decisions_are_told_and_operators_are_obeyed(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("watched", ["act"], indirect=True)
+def test_a_policy_is_reloaded_in_a_running_process(watched: Watched) -> None:
+    """With the file's thresholds raised the load that opened level 1 opens nothing any more, and the status says which
+    policy is in force since when.
+    """
+    watched.load(1.5)
+    watched.reaches(1)
+    before, = watched.status()
+    file = watched.store.parent / "policy.toml"
+    assert before["policy"] == f"load of {file}."
+    file.write_text(POLICY.replace("above = ", "above = 1").replace('"load"', '"higher"'))
+    watched.reaches(0)
+    after, = watched.status()
+    assert after["policy"] == f"higher of {file}, reloaded once."
+    assert after["policy_wall_ns"] > before["policy_wall_ns"]
+    plain = kvobs("breaker", "status", watched.store).stdout
+    assert f": higher of {file}, reloaded once." in " ".join(plain.split())
+
+
+@pytest.mark.parametrize("watched", ["act"], indirect=True)
 def test_an_operator_s_word_comes_over_http_too(watched: Watched) -> None:
     """The process's own endpoint takes a level with the token beside its store, and tells it as the CLI does."""
     watched.reaches(0)

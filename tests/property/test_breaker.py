@@ -54,9 +54,10 @@ moves = st.lists(st.tuples(
 class Run:
     """A machine that follows a program and remembers what it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy = POLICY) -> None:
+        self.policy = policy
         self.now = 0
-        self.state = begin(POLICY, 0)
+        self.state = begin(policy, 0)
         self.signals: dict[str, Reading] = {}
         self.told: list[Transition] = []
         self.states: list[State] = []
@@ -73,10 +74,10 @@ class Run:
         elif what == "refresh":
             self.signals = {name: Reading(one.value, self.now, one.samples) for name, one in self.signals.items()}
         elif what == "reset":
-            self.state = reset(POLICY, self.state)
+            self.state = reset(self.policy, self.state)
         elif what == "probe":
             for number in (1, 2, 3):
-                self.state, probe = begin_probe(POLICY, self.state, number, self.now)
+                self.state, probe = begin_probe(self.policy, self.state, number, self.now)
                 self.out += [probe] if probe is not None else []
         elif self.out:
             self.state = end_probe(self.state, self.out.pop(0), good=what == "good")
@@ -84,7 +85,7 @@ class Run:
 
     def step(self) -> None:
         self.steps.append((max(self.now, self.state.now_ns), dict(self.signals)))
-        self.state, told = step(POLICY, self.state, self.signals, self.now)
+        self.state, told = step(self.policy, self.state, self.signals, self.now)
         self.told += [told] if told is not None else []
         self.states.append(self.state)
 

@@ -106,4 +106,4 @@ def test_signals_that_nothing_tells_are_said() -> None:
     assert later == []
     protection.follow(2 * SECOND, later, [], True)
     assert {one.subject: one.available for one in later if isinstance(one, model.Availability)} == {
-        f"breaker signal {name}": name == "cpu" for name in names}
+        f"breaker signal {name}": name == "cpu" for name in names} | {"breaker policy": True}
