@@ -77,11 +77,11 @@ def test_free_bytes_that_are_no_amount_are_no_reading(free: Any) -> None:
     assert found["tiny@cpu"]["kv_utilization"].t_ns == 9 * SECOND
 
 
-@pytest.mark.parametrize("used", [-3, 20, math.nan])
-def test_a_share_outside_of_0_to_1_is_no_reading(used: Any) -> None:
+@pytest.mark.parametrize(("used", "free"), [(-3, 11), (20, -19), (math.nan, 11)])
+def test_a_share_outside_of_0_to_1_is_no_reading(used: Any, free: int) -> None:
     """Blocks in use that are negative, more than there are, or no number leave the last share, which grows old."""
     senses = Senses()
-    senses.fold([events.blocks(t_ns=SECOND), events.blocks(t_ns=9 * SECOND, used=used, free=-1)])
+    senses.fold([events.blocks(t_ns=SECOND), events.blocks(t_ns=9 * SECOND, used=used, free=free)])
     assert senses.signals(9 * SECOND, [])["tiny@cpu"]["kv_utilization"] == Reading(3 / 16, SECOND)
 
 
