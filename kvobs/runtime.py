@@ -26,6 +26,7 @@ from kvobs.flight import FlightRecorder
 from kvobs.guard import OBSERVING, PASSING, Guard
 from kvobs.metrics import Attributes, Metrics, Objectives, Value
 from kvobs.model import Availability, CacheGone, Event, ProcessRole, Source
+from kvobs.pace import SECOND_NS, Pace
 from kvobs.sources import Wiring, factories
 from kvobs.store import StoreWriter, watched
 
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvobs")
 TICK_S = 0.25
-SAMPLE_NS = 1_000_000_000
-# Of a serving engine's other processes, in which nothing happens that kvobs hooks; below the 3 s after which a view
-# calls a process silent.
-RESTING_NS = 2_000_000_000
-RESTING = frozenset({"api_server", "worker"})
 STOP_S = 5.0
 UNOBSERVED = "Nothing in this process observes an allocator, so that there is nothing to judge."
 FLUSH_STORE_S = 2.0  # other processes of the directory may be at it
@@ -83,8 +79,7 @@ class Runtime:
         self.protection = self._protection()
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
-        self._sampled_ns = -RESTING_NS
-        self._heard = True  # since the last sample
+        self._pace = Pace()
         self._guarded_ns: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -242,11 +237,9 @@ class Runtime:
     def _tick(self, sample: bool) -> None:
         events: list[Event] = list(self.bus.drain())
         now = self._clock()
-        self._heard = self._heard or bool(events)
-        rests = not self._heard and self._role is not None and self._role.role in RESTING
-        due = sample or now - self._sampled_ns >= (RESTING_NS if rests else SAMPLE_NS)
+        due = self._pace.look(now, bool(events)) or sample
         if due:
-            self._sampled_ns, self._heard = now, False
+            self._pace.looked(now)
             events += self._facts
             for source in self.sources if self._running else ():
                 self._guarded(f"sample {source.name}", lambda s=source: events.extend(s.sample(now)))
@@ -268,7 +261,7 @@ class Runtime:
             self._guarded("otlp", self.otel.tick, observations)
         points = self._points(now) if due else []
         if self.store is not None:
-            self._guarded("store", self._keep, events, points, due)
+            self._guarded("store", self._keep, events, points, due and (self._pace.commit(now) or sample))
 
     def _points(self, now: int) -> list[tuple[Row, dict[Attributes, Value]]]:
         """All points as of now, once a second: for the flight recorder and the store."""
@@ -282,7 +275,7 @@ class Runtime:
         """Ask the guard how much may be observed from now on, and say so."""
         before, level = self.guard.level, self.guard.observe(now, *self.metrics.engine_time())
         if before == PASSING and self._guarded_ns is not None:
-            self.metrics.count("kvobs.self.paused", (), (now - self._guarded_ns) / SAMPLE_NS)
+            self.metrics.count("kvobs.self.paused", (), (now - self._guarded_ns) / SECOND_NS)
         self._guarded_ns = now
         self.bus.deep = self.config.deep and level == OBSERVING
         if level != before and PASSING in (level, before):
@@ -299,14 +292,16 @@ class Runtime:
     def _keep_target(self, now: int, events: list[Event]) -> None:
         """Let Prometheus find this process's endpoint, by what the process is."""
         self._role = next((event for event in reversed(events) if isinstance(event, ProcessRole)), self._role)
+        self._pace.role = self._role.role if self._role is not None else ""
         if self.targets is not None and self._running:
             self._guarded("targets", self.targets.keep, now, self._role)
 
-    def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]], due: bool) -> None:
+    def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]], commit: bool
+              ) -> None:
         assert self.store is not None
         self.store.write(events)
         self.store.write_points(points)
-        if due:  # a commit costs some milliseconds of CPU, however little is in it
+        if commit:
             self.store.commit()
         self.metrics.count("kvobs.self.events.dropped", ("store",), self.store.take_dropped())
 

@@ -33,7 +33,7 @@ from kvobs.store import (
 from streamlit_app import processes as named
 from streamlit_app import units
 
-STALE_S = 3.0
+STALE_S = 6.0
 RECENT_S = 10  # of which the strip is worked out, whatever range the charts have
 CHARTED = 6  # processes with lines of their own
 INTERVALS = 400

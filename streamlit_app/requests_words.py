@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from kvobs.catalog import BY_NAME
 from kvobs.model import Preemption, RequestRow, RequestStates
 from kvobs.store import Stored
-from streamlit_app import data, units
+from streamlit_app import units
 from streamlit_app.data import SECOND_NS, Figure
 from streamlit_app.requests_data import Growth, Requests, moment
 
@@ -25,6 +25,7 @@ CAUSES = {"blocks": "the pool had no block left", "reset": "the prefix cache was
           "forced": "the engine retracts without need, as in its own tests"}
 PHASES = {"queued": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted, waits"}
 
+TOLD_S = 3.0  # an engine commits what it saw every two seconds
 SILENT_S = 5.0  # an engine with open requests tells of them every second
 LABEL = 18  # characters of a request's name where there is little room
 
@@ -68,7 +69,7 @@ def none_waits(found: Requests) -> str:
     if found.states is None:
         return ""
     age_s = _age(found, found.states.wall_ns)
-    if found.running and age_s <= data.STALE_S:
+    if found.running and age_s <= TOLD_S:
         return f"No request waits, as the engine told {units.seconds(age_s)} ago."
     return f"No request waited when the engine told last, {units.seconds(age_s)} ago."
 
@@ -271,7 +272,7 @@ def worry(found: Requests) -> str:
 
 def telling(found: Requests) -> str:
     """What it means that an engine without requests tells nothing new; empty otherwise."""
-    if found.told_s <= data.STALE_S or not found.running or busy(found):
+    if found.told_s <= TOLD_S or not found.running or busy(found):
         return ""
     return f"Idle: no request has moved in the engine for {units.seconds(found.told_s)}."
 

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kvobs.catalog import BY_NAME
 from kvobs.model import Availability, Event, Poll
@@ -288,7 +290,8 @@ def test_a_failing_read_names_its_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_process_that_is_moved_is_followed(tmp_path: Path) -> None:
     """After the process was put into another group, the next poll tells of that one."""
-    source = HostSource(write(tmp_path, {"sys/fs/cgroup/other/memory.current": "42\n"}), usage=usage)
+    source = HostSource(write(tmp_path, {"sys/fs/cgroup/other/memory.current": "42\n"}), usage=usage,
+                        cpu=lambda: 0)
     source.install(lambda _: None)
     assert told(source.sample(SECOND))["kvobs.host.cgroup.memory", "usage"] == 123456789
     (tmp_path / "proc/self/cgroup").write_text("0::/other\n")
@@ -310,7 +313,7 @@ class Clock:
 
 def test_pools_and_nodes_are_read_every_ten_seconds(tmp_path: Path) -> None:
     """The pools of huge pages and the NUMA nodes are up to 10 s old; everything else is of this very second."""
-    source = HostSource(write(tmp_path), usage=usage)
+    source = HostSource(write(tmp_path), usage=usage, cpu=lambda: 0)
     source.install(lambda _: None)
     first = told(source.sample(SECOND))
     changed = {"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": ("kvobs.host.hugepages", "2MiB", "free"),
@@ -326,7 +329,7 @@ def test_pools_and_nodes_are_read_every_ten_seconds(tmp_path: Path) -> None:
 
 
 def test_huge_pages_of_the_process_are_read_more_rarely_the_more_it_costs(tmp_path: Path) -> None:
-    """A reading of 4 ms is repeated after 10 s, one of 200 ms after 60 s; meanwhile the last one is told."""
+    """A reading of 4 ms is repeated after 10 s, one of 200 ms after 60 s; meanwhile the last one is told again."""
     for cost_ms, again_s in ((4, 10), (200, 60)):
         source = HostSource(write(tmp_path), usage=usage, cpu=Clock(0, cost_ms * 1_000_000))
         source.install(lambda _: None)
@@ -334,7 +337,24 @@ def test_huge_pages_of_the_process_are_read_more_rarely_the_more_it_costs(tmp_pa
         assert told(source.sample(SECOND))["kvobs.host.thp", "madvise"] == 4 * MiB
         rollup.write_text("AnonHugePages:   6144 kB\n")
         assert told(source.sample(again_s * SECOND))["kvobs.host.thp", "madvise"] == 4 * MiB
-        assert told(source.sample((again_s + 1) * SECOND))["kvobs.host.thp", "madvise"] == 6 * MiB
+        assert told(source.sample((again_s + 4) * SECOND))["kvobs.host.thp", "madvise"] == 6 * MiB
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cost_us=st.integers(0, 50_000), gaps=st.lists(st.integers(1, 3_000), min_size=1, max_size=40))
+def test_the_more_a_look_costs_the_rarer_it_is(tmp_path: Path, cost_us: int, gaps: list[int]) -> None:
+    """Two looks are 2,000 times their cost apart, but never have to be more than 4 s apart, whenever it is asked."""
+    source = HostSource(tmp_path, usage=usage, cpu=Clock(0, cost_us * 1_000))
+    source.install(lambda _: None)
+    (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/self/statm").write_text("10 5 1 1 0 1 0\n")
+    asked = [1_000 + sum(gaps[:number]) for number in range(len(gaps) + 1)]
+    looked = [at_ms for at_ms in asked if list(source.sample(at_ms * 1_000_000))]
+    least_ms = min(2 * cost_us, 4_000)
+    expected = asked[:1]
+    for at_ms in asked[1:]:
+        expected += [at_ms] if at_ms - expected[-1] >= least_ms else []
+    assert looked == expected
 
 
 def test_a_huge_process_is_left_alone(tmp_path: Path) -> None:

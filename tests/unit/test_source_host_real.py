@@ -24,7 +24,7 @@ def sampled(source: HostSource, at: int) -> Values:
 @real
 def test_the_real_process_agrees_with_getrusage() -> None:
     """Between two calls of getrusage, each counter lies between their answers (CPU time to its tick)."""
-    source = HostSource()
+    source = HostSource(cpu=lambda: 0)
     source.install(lambda _: None)
     before = resource.getrusage(resource.RUSAGE_SELF)
     values = sampled(source, 1)
@@ -41,7 +41,7 @@ def test_the_real_process_agrees_with_getrusage() -> None:
 @real
 def test_the_context_switches_of_threads_that_ended_count() -> None:
     """A thread that waited 50 times and ended has raised the process's count by 50 or more."""
-    source = HostSource()
+    source = HostSource(cpu=lambda: 0)
     source.install(lambda _: None)
     before = sampled(source, 1)["process.context_switches", "voluntary"]
     here, there = threading.Semaphore(0), threading.Semaphore(0)
@@ -65,7 +65,7 @@ def test_threads_and_touched_memory_are_seen() -> None:
     """One more thread is one more; 64 MiB that were touched are 64 MiB more of resident memory and 16,384 faults."""
     import mmap
 
-    source = HostSource()
+    source = HostSource(cpu=lambda: 0)
     source.install(lambda _: None)
     before = sampled(source, 1)
     stop = threading.Event()
@@ -111,7 +111,7 @@ def test_a_huge_page_of_the_process_is_seen() -> None:
 @real
 def test_the_real_machine_is_told() -> None:
     """The machine's memory is sysconf's, and what a NUMA node uses and has free is what the kernel says it has."""
-    source = HostSource()
+    source = HostSource(cpu=lambda: 0)
     source.install(lambda _: None)
     values = sampled(source, 1)
     assert values["system.memory.limit",] == os.sysconf("SC_PHYS_PAGES") * PAGE
@@ -126,7 +126,7 @@ def test_the_real_machine_is_told() -> None:
 @real
 def test_counters_only_grow() -> None:
     """In ten polls in a row no counter is smaller than before."""
-    source = HostSource()
+    source = HostSource(cpu=lambda: 0)
     source.install(lambda _: None)
     polls = [sampled(source, at) for at in range(1, 11)]
     for first, second in itertools.pairwise(polls):
@@ -138,7 +138,7 @@ def test_counters_only_grow() -> None:
 @real
 def test_a_forked_child_tells_of_itself() -> None:
     """In a forked child the values are the child's: the parent's ballast is in neither its faults nor its CPU time."""
-    source = HostSource()
+    source = HostSource(cpu=lambda: 0)
     source.install(lambda _: None)
     parent = sampled(source, 1)
     reading, writing = os.pipe()
