@@ -247,14 +247,14 @@ class Runtime:
         events = self.flight.complete(events)
         if self.protection is not None:
             self._guarded("breaker", self.protection.follow, now, events, self.slo.standings, due)
-        self.metrics.fold(events)
-        self.slo.fold(events)
+        self._guarded("metrics", self.metrics.fold, events)
+        self._guarded("slo", self.slo.fold, events)
         self.metrics.count("kvobs.self.events.dropped", ("queue",), self.bus.take_dropped())
         if due:
             if self._running:
                 self._keep_budget(now, events)
-            self.metrics.refresh(now)
-            self.slo.refresh(now)
+            self._guarded("metrics", self.metrics.refresh, now)
+            self._guarded("slo", self.slo.refresh, now)
             self._keep_target(now, events)
         observations = self.metrics.take_observations()
         if due or observations:

@@ -61,12 +61,26 @@ class Protection:
         # Where the process is stopped between deciding and publishing, the decision is as old as it is.
         self._clock = clock if clock is not None else lambda: self._now_ns
         self._failed = False  # the board, and it was said
+        self._lost: set[str] = set()  # sources whose actuators could not be had, and it was said
         try:
-            self.breaker = Breaker(load_policy(config.breaker_policy), config.breaker, lambda: [
-                one for source in sources() for one in getattr(source, "actuators", ())])
+            self.breaker = Breaker(load_policy(config.breaker_policy), config.breaker,
+                                   lambda: self._hands(sources()))
         except PolicyError as error:
             self.facts.append(model.Availability("breaker", False, str(error)))
             _log.warning("kvobs: there is no breaker: %s", error)
+
+    def _hands(self, sources: Sequence[model.Source]) -> list[model.Actuator]:
+        """What can act; a source that fails here costs the others nothing."""
+        found: list[model.Actuator] = []
+        for source in sources:
+            try:
+                found += getattr(source, "actuators", ())
+            except Exception as error:
+                if source.name not in self._lost:
+                    _log.warning("kvobs: the breaker goes on without the actuators of %s (%s: %s).", source.name,
+                                 type(error).__name__, error)
+                self._lost.add(source.name)
+        return found
 
     def follow(self, now_ns: int, events: list[model.Event], standings: Sequence[Standing], due: bool) -> None:
         """Let the breaker decide on these events; what it decided is added to them. ``due`` about once a second."""

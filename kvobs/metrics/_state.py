@@ -34,18 +34,25 @@ class Metrics:
     # -- writing (drain thread) ------------------------------------------------------------------------
 
     def fold(self, events: Iterable[model.Event]) -> int:
-        """Take events into the state; returns how many. Unknown record types are a bug and raise."""
-        count = 0
+        """Take events into the state; returns how many. One that cannot be taken (an unknown record type is a bug)
+        raises once all others are.
+        """
+        count, failed = 0, list[Exception]()
         started = self._clock()
         with self._lock:
             self._window_ns = 0
             for event in events:
-                FOLDERS[type(event)](self, event)
-                count += 1
+                try:
+                    FOLDERS[type(event)](self, event)
+                    count += 1
+                except Exception as error:
+                    failed.append(error)
             if count:
                 self._table.add("kvobs.self.events", (), count)
                 self._table.add("kvobs.self.fold.duration", (), (self._clock() - started) / SECOND)
                 self._table.add("kvobs.self.window.duration", (), self._window_ns / SECOND)
+        if failed:
+            raise failed[0]
         return count
 
     def refresh(self, now_ns: int) -> None:

@@ -37,6 +37,12 @@ class Clock:
         return self.now_ns
 
 
+def policy_in(directory: Path) -> str:
+    (directory / "policy.toml").write_text("\n".join(['name = "load"', 'escalate = "1s"', *(
+        f'[[level]]\nany = [{{ signal = "app.load", above = {limit} }}]' for limit in (1, 2, 3))]))
+    return str(directory / "policy.toml")
+
+
 def decision(generation: int, level: int = 3) -> Decision:
     limits = (Limits(), Limits(), Limits(admit=level < 3))
     return Decision(generation=generation, level=level, mode=ACT, limits=limits, retry_after_s=1.0,
@@ -124,6 +130,52 @@ def test_a_sensor_that_raises_is_said_once(caplog: pytest.LogCaptureFixture) -> 
         runtime.stop()
     assert len(heard) >= 5
     assert sum("sample dead failed" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_bad_event_costs_no_other_one_its_metric() -> None:
+    """Where one event of a batch cannot be counted, those before and after it are, and it is an error."""
+    metrics = Metrics()
+    bad: Any = object()
+    with pytest.raises(KeyError):
+        metrics.fold([model.Allocation(7, "cuda:0", 1, 1), bad, model.Allocation(7, "cuda:0", 1, 1)])
+    points = {row.name: values for row, values in metrics.collect()}
+    assert list(points["kvobs.self.events"].values()) == [2]
+
+
+def test_a_source_without_actuators_costs_the_others_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where one source's actuators cannot be had, the next source's are ordered, and the log has one line for it."""
+    orders: list[int] = []
+
+    class Lost:
+        name = "lost"
+
+        @property
+        def actuators(self) -> Any:
+            raise OSError("gone")
+
+    class Sound:
+        name = "sound"
+
+        @property
+        def actuators(self) -> Any:
+            return [self]
+
+        def capabilities(self) -> list[model.Capability]:
+            return [model.Capability(level, f"do{level}", True, "Do.") for level in (1, 2, 3)]
+
+        def submit(self, order: model.Order) -> None:
+            orders.append(order.level)
+
+    sources: list[Any] = [Lost(), Sound()]
+    protection = Protection(Config(store=None, breaker="act", breaker_policy=policy_in(tmp_path)), "one", Metrics(),
+                            lambda: sources)
+    for second in range(1, 6):
+        protection.report("app.load", 9.0, second * SECOND)
+        protection.follow(second * SECOND, [], [], True)
+    assert orders == [1, 2, 3]
+    assert sum("the actuators of lost" in record.getMessage() for record in caplog.records) == 1
+    protection.stop(6 * SECOND)
+    assert orders == [1, 2, 3, 3, 2, 1]
 
 
 class Source:
@@ -249,10 +301,7 @@ def test_a_gate_says_once_that_its_breaker_is_silent(tmp_path: Path, caplog: pyt
 def test_a_decision_is_as_old_as_it_is(tmp_path: Path) -> None:
     """Where the process was stopped for 10 s between deciding and publishing, no gate takes the decision for new."""
     clock = Clock(SECOND)
-    text = "\n".join(['name = "load"', 'escalate = "1s"', *(
-        f'[[level]]\nany = [{{ signal = "app.load", above = {limit} }}]' for limit in (1, 2, 3))])
-    (tmp_path / "policy.toml").write_text(text)
-    protection = Protection(Config(store=tmp_path, breaker="act", breaker_policy=str(tmp_path / "policy.toml")), "one",
+    protection = Protection(Config(store=tmp_path, breaker="act", breaker_policy=policy_in(tmp_path)), "one",
                             Metrics(), list, clock)
     reader = BoardReader(tmp_path / "boards")
     try:
