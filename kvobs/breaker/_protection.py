@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _log = logging.getLogger("kvobs")
+RENEWED_NS = 1_000_000_000  # also where a resting process is looked at less often
 HOLDS_NS = 3_000_000_000  # a decision that is not renewed for so long is none: the breaker's process hangs
 RETRY_AFTER_S = 5.0
 POLICY, POLICY_FILE = "breaker policy", "breaker policy file"  # subjects of facts
@@ -52,6 +53,7 @@ class Protection:
         self._limits = ByPriority()
         self._traces = Traces(tracer, wall)
         self._published: tuple[int, int] | None = None  # level and generation
+        self._published_ns = 0
         self._shown: set[str] = set()  # scopes that have a point
         self._missed: set[str] = set()  # signals that were said to be untold
         self._reason, self._now_ns = "", 0
@@ -102,7 +104,7 @@ class Protection:
         self._shown = set(levels)
         if decided:
             self._reason = decided[-1].reason
-        self._publish(max(levels.values(), default=0), breaker.decisions, now_ns, due)
+        self._publish(max(levels.values(), default=0), breaker.decisions, now_ns)
         self._traces.tell(now_ns, events, breaker.causes)
 
     def _reload(self, breaker: Breaker) -> None:
@@ -137,9 +139,10 @@ class Protection:
         self._missed = set(breaker.untold)
         return facts
 
-    def _publish(self, level: int, generation: int, now_ns: int, due: bool) -> None:
+    def _publish(self, level: int, generation: int, now_ns: int) -> None:
         """Have gates see the decision in force; it is renewed about once a second."""
-        if self._store is None or self.breaker is None or (not due and (level, generation) == self._published):
+        renewed = (level, generation) == self._published and now_ns - self._published_ns < RENEWED_NS
+        if self._store is None or self.breaker is None or renewed:
             return
         try:
             if self._board is None:
@@ -151,7 +154,7 @@ class Protection:
             if not self._failed:
                 _log.warning("kvobs: gates are open, since the decision board cannot be written: %s", error)
             self._failed = True
-        self._published = level, generation
+        self._published, self._published_ns = (level, generation), now_ns
 
     def report(self, name: str, value: float, now_ns: int) -> None:
         """Take a signal of the application; raises ValueError for a name that it may not report."""

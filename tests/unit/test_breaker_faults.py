@@ -318,3 +318,18 @@ def test_a_decision_is_as_old_as_it_is(tmp_path: Path) -> None:
         assert reader.decision() is not None
     finally:
         protection.stop(clock.now_ns)
+
+
+def test_a_process_that_is_looked_at_seldom_renews_its_decision(tmp_path: Path) -> None:
+    """Between two looks that are 4 s apart gates see the decision all the time."""
+    clock = Clock(SECOND)
+    protection = Protection(Config(store=tmp_path, breaker="act"), "one", Metrics(), list, clock)
+    reader = BoardReader(tmp_path / "boards", clock=clock)
+    try:
+        for quarter in range(40):
+            protection.follow(clock.now_ns, [], [], quarter % 16 == 0)
+            assert reader.decision() is not None
+            clock.now_ns += SECOND // 4
+    finally:
+        protection.stop(clock.now_ns)
+        reader.close()
