@@ -1,7 +1,9 @@
-"""How often a process is looked at and its store committed: once a second, or less where nothing is to be seen. Pure.
+"""How often everything of a process is looked at and committed: once a second, or less where the engine lacks what it
+takes. Pure.
 
-The drain threads of a serving engine's processes take turns with the engine on processors that it fills: what they
-take, it lacks.
+A look takes 5 to 20 ms of CPU, most of it for the commit and for the points of each metric, and the drain threads of a
+serving engine's processes take turns with the engine on processors that it fills. What happens meanwhile is not lost:
+events wait on the bus, and have their own times.
 """
 
 from __future__ import annotations
@@ -11,32 +13,30 @@ SECOND_NS = 1_000_000_000
 # 5 s, and a view calls a process silent after 6 s.
 RESTING_NS = 4 * SECOND_NS
 RESTING = frozenset({"api_server", "worker"})
-# A commit costs 2 ms of CPU however little is in it.
-CORE, CORE_COMMIT_NS = "engine_core", 2 * SECOND_NS
-_EARLY_NS = SECOND_NS // 4  # a tick may come so much early
+CORE, CORE_NS = "engine_core", 2 * SECOND_NS
 
 
 class Pace:
-    """``role`` is what the process is, once that is known."""
+    """``role`` is what the process is, once that is known; one in which a breaker decides never takes its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, decides: bool) -> None:
         self.role = ""
+        self._decides = decides
         self._heard = True  # since the last look
-        self._looked_ns = self._committed_ns = -RESTING_NS
+        self._looked_ns = -RESTING_NS
 
-    def look(self, now_ns: int, heard: bool) -> bool:
+    def due(self, now_ns: int, heard: bool) -> bool:
         """Whether to look at everything now; ``heard`` says whether something happened since the last call."""
         self._heard = self._heard or heard
-        rests = self.role in RESTING and not self._heard
-        return now_ns - self._looked_ns >= (RESTING_NS if rests else SECOND_NS)
+        return now_ns - self._looked_ns >= self._every_ns()
+
+    def _every_ns(self) -> int:
+        if self._decides:
+            return SECOND_NS
+        if self.role in RESTING:
+            return SECOND_NS if self._heard else RESTING_NS
+        return CORE_NS if self.role == CORE else SECOND_NS
 
     def looked(self, now_ns: int) -> None:
         """Everything was looked at."""
         self._looked_ns, self._heard = now_ns, False
-
-    def commit(self, now_ns: int) -> bool:
-        """Whether what was seen, everything having been looked at, is to be committed now."""
-        due = self.role != CORE or now_ns - self._committed_ns >= CORE_COMMIT_NS - _EARLY_NS
-        if due:
-            self._committed_ns = now_ns
-        return due

@@ -79,7 +79,7 @@ class Runtime:
         self.protection = self._protection()
         self._wake = threading.Event()
         self._tick_lock = threading.Lock()
-        self._pace = Pace()
+        self._pace = Pace(decides=self.protection is not None)
         self._guarded_ns: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -218,7 +218,7 @@ class Runtime:
             self.tick()
 
     def tick(self, *, sample: bool = False) -> bool:
-        """Interpret what is queued; about once a second (or when told) also poll the sources and keep points.
+        """Interpret what is queued; now and then (``Pace``, or when told) also poll the sources and keep points.
 
         Returns False after 5 s in which another thread's tick did not end (a disk that does not answer, say): what it
         holds is not waited for.
@@ -237,7 +237,7 @@ class Runtime:
     def _tick(self, sample: bool) -> None:
         events: list[Event] = list(self.bus.drain())
         now = self._clock()
-        due = self._pace.look(now, bool(events)) or sample
+        due = self._pace.due(now, bool(events)) or sample
         if due:
             self._pace.looked(now)
             events += self._facts
@@ -261,7 +261,7 @@ class Runtime:
             self._guarded("otlp", self.otel.tick, observations)
         points = self._points(now) if due else []
         if self.store is not None:
-            self._guarded("store", self._keep, events, points, due and (self._pace.commit(now) or sample))
+            self._guarded("store", self._keep, events, points, due)
 
     def _points(self, now: int) -> list[tuple[Row, dict[Attributes, Value]]]:
         """All points as of now, once a second: for the flight recorder and the store."""
@@ -296,12 +296,11 @@ class Runtime:
         if self.targets is not None and self._running:
             self._guarded("targets", self.targets.keep, now, self._role)
 
-    def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]], commit: bool
-              ) -> None:
+    def _keep(self, events: list[Event], points: list[tuple[Row, dict[Attributes, Value]]], due: bool) -> None:
         assert self.store is not None
         self.store.write(events)
         self.store.write_points(points)
-        if commit:
+        if due:  # a commit costs some milliseconds of CPU, however little is in it
             self.store.commit()
         self.metrics.count("kvobs.self.events.dropped", ("store",), self.store.take_dropped())
 

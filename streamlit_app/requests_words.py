@@ -25,8 +25,8 @@ CAUSES = {"blocks": "the pool had no block left", "reset": "the prefix cache was
           "forced": "the engine retracts without need, as in its own tests"}
 PHASES = {"queued": "queued", "prefill": "prefill", "decode": "decode", "preempted": "preempted, waits"}
 
-TOLD_S = 3.0  # an engine commits what it saw every two seconds
-SILENT_S = 5.0  # an engine with open requests tells of them every second
+TOLD_S = 3.0  # an engine tells of its requests every two seconds
+SILENT_S = 5.0  # an engine with open requests tells of them every two seconds
 LABEL = 18  # characters of a request's name where there is little room
 
 
