@@ -132,7 +132,8 @@ class World:
 
     def obey(self, told: dict[str, Any]) -> dict[str, Any]:
         """Do what a line says, and tell the state."""
-        what, value = told["what"], told.get("value")
+        what: str = told["what"]
+        value: Any = told.get("value")
         if what in ("load", "how"):
             setattr(self.sensor, what, value)
         elif what in self.engines:
