@@ -16,13 +16,14 @@ import logging
 import math
 import os
 import random
+import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvobs import config
 from kvobs.breaker._admission import Admission, Stand, Ticket
@@ -30,6 +31,10 @@ from kvobs.breaker._board import BoardReader, board_directory
 from kvobs.breaker._gate import ACT, OBSERVE, Decision, Gate, wanted
 from kvobs.breaker._http import NOT_READY, App, Receive, Scope, Send, Visit, refusal, respond
 from kvobs.breaker._limits import UNLIMITED, Limits
+from kvobs.breaker._trial import Trials
+
+if TYPE_CHECKING:
+    from kvobs.runtime import Runtime
 
 __all__ = ["BreakerMiddleware", "totals"]
 
@@ -54,8 +59,9 @@ def totals() -> Counter[Outcome]:
     """What became of the requests of this process: how many by (mode, priority, outcome).
 
     Each has one outcome: ``admitted``, ``refused`` (by its priority), ``full`` (its line was), ``late`` (it waited
-    until its deadline) or ``gone`` (its client left before it was let in). ``queued`` and ``clamped`` are counted
-    besides. In mode ``observe`` that would have become of it, and nothing was done; ``none`` is without a decision.
+    until its deadline) or ``gone`` (its client left before it was let in). ``queued``, ``clamped`` and ``probed`` are
+    counted besides. In mode ``observe`` that would have become of it, and nothing was done; ``none`` is without a
+    decision.
     """
     found: Counter[Outcome] = Counter()
     for one in list(_living):
@@ -68,7 +74,8 @@ class BreakerMiddleware:
 
     Only ``POST`` requests to ``paths`` are judged. While their priority is limited they are refused with 503 and
     ``Retry-After``, or wait until fewer than ``max_active`` are active, and then have the number of new tokens in their
-    JSON body lowered, as ``kvobs-degraded`` in the answer says. Whoever is not limited never waits.
+    JSON body lowered, as ``kvobs-degraded`` in the answer says. Whoever is not limited never waits. While level 3 is on
+    probation a few at a time pass as they are; how they ended is told to the breaker where it is in this process.
 
     Args:
         app: the application.
@@ -104,6 +111,8 @@ class BreakerMiddleware:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pumping = False
         self._told = False
+        self._trials = Trials()
+        self._tell = _tell
         _living.add(self)
 
     @property
@@ -129,6 +138,9 @@ class BreakerMiddleware:
                 return await respond(send, visit.answer)
             with visit.within():
                 return await self.app(visit.scope, visit.receive, visit.sending(send))
+        except Exception:
+            visit.raised = True
+            raise
         finally:
             self._end(visit)
 
@@ -153,7 +165,8 @@ class BreakerMiddleware:
 
     def _degraded(self) -> bool:
         decision = self._look()
-        return decision is not None and decision.mode == ACT and decision.level >= DEGRADED
+        return (decision is not None and decision.mode == ACT and decision.level >= DEGRADED
+                and decision.probation is None)  # to a server that is not ready nobody sends a probe
 
     def _adopt(self) -> bool:
         """Whether this event loop's requests are judged: the first one's, and the next one's once that is closed."""
@@ -173,7 +186,7 @@ class BreakerMiddleware:
             decision = self._look()
             limits = wanted(decision, visit.priority)
             visit.mode = decision.mode if decision is not None else "none"
-            if decision is None or limits == UNLIMITED:
+            if decision is None or limits == UNLIMITED or self._probes(visit, decision):
                 self._enter(visit)
             elif decision.mode == ACT:
                 await self._degrade(visit, decision, limits)
@@ -183,6 +196,14 @@ class BreakerMiddleware:
             self._failed(error)
             visit.answer, visit.gone = None, False
             self._enter(visit)
+
+    def _probes(self, visit: Visit, decision: Decision) -> bool:
+        """Whether the request passes undegraded, as a probe of a level that is on probation."""
+        if decision.probation is not None:
+            visit.trial = self._trials.begin(decision.probation, self._clock)
+            if visit.trial is not None:
+                self._count(visit, "probed")
+        return visit.trial is not None
 
     def _enter(self, visit: Visit) -> None:
         if visit.ticket is not None:
@@ -242,6 +263,9 @@ class BreakerMiddleware:
             visit.end()
             if visit.ticket is not None and visit.admission.leave(visit.ticket, self._clock()):
                 self._settle()
+            if visit.trial is not None:
+                self._trials.end(visit.trial)
+                self._tell(visit.trial.process, visit.trial.ticket, visit.trial.good(raised=visit.raised))
         except Exception as error:
             self._failed(error)
 
@@ -295,6 +319,16 @@ class BreakerMiddleware:
             self._told = True
             _log.warning("kvobs: the breaker's middleware failed (%s: %s); requests pass it instead.",
                          type(error).__name__, error, exc_info=_log.isEnabledFor(logging.DEBUG))
+
+
+def _tell(process: str, ticket: int, good: bool | None) -> None:
+    """Let the breaker know how its probe ended, if it is this process's; another's probation ends by time."""
+    module = sys.modules.get("kvobs.runtime")
+    runtime: Runtime | None = module.current() if module is not None else None
+    if runtime is not None and runtime.process_id == process and runtime.protection is not None:
+        breaker = runtime.protection.breaker
+        if breaker is not None:
+            breaker.probing.told(ticket, good)
 
 
 def _wake(tickets: list[Ticket]) -> None:

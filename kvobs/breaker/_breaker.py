@@ -16,6 +16,7 @@ from kvobs.breaker._commands import Command
 from kvobs.breaker._conditions import Reading, leaves
 from kvobs.breaker._gate import ACT
 from kvobs.breaker._machine import adopt, begin, override, reset, step
+from kvobs.breaker._probing import Probing
 from kvobs.breaker._sense import MOST_SCOPES, Senses
 from kvobs.breaker._states import LEVELS, Phase, Policy, State, Transition
 from kvobs.slo import Standing
@@ -43,6 +44,7 @@ class Breaker:
         self._states: dict[str, State] = {}
         self._commands: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self.probing = Probing()
         self._orders = 0  # generations of orders, in one line for all scopes and levels
         self.causes: dict[int, model.Decided | str] = {}  # why the latest orders were given, by their generation
         self._failed: set[str] = set()
@@ -134,8 +136,11 @@ class Breaker:
         gone = [scope for scope, state in self._states.items() if scope not in signals and not state.engaged]
         for scope in gone:
             del self._states[scope]
-        return [told for scope in dict.fromkeys([*self._states, *signals])
-                if (told := self._step(scope, signals.get(scope, {}), now_ns)) is not None]
+        self.probing.ended(self._states)
+        decided = [told for scope in dict.fromkeys([*self._states, *signals])
+                   if (told := self._step(scope, signals.get(scope, {}), now_ns)) is not None]
+        self.probing.begin(self.policy, self._states, now_ns)
+        return decided
 
     def _step(self, scope: str, signals: dict[str, Reading], now_ns: int) -> model.Decided | None:
         state = self._states.get(scope)

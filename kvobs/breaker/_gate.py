@@ -15,6 +15,18 @@ _PLACE: dict[str, int] = {priority: place for place, priority in enumerate(PRIOR
 _NORMAL = _PLACE["normal"]
 
 
+class Probation(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Level 3 is half-open: its limits stay, but for probes. ``tickets`` are those that are out, each for one request;
+    a gate lets at most ``at_most`` requests pass on them at a time, and tells the breaker of ``process`` how they
+    ended. The first byte of a probe's streamed answer should come within ``first_byte_ns`` (None: whenever).
+    """
+
+    process: str
+    tickets: tuple[int, ...]
+    at_most: int
+    first_byte_ns: int | None = None
+
+
 class Decision(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the breaker decided for requests, until ``expires_ns`` (monotonic, of the process that holds it).
 
@@ -29,6 +41,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     retry_after_s: float
     expires_ns: int
     reason: str = ""
+    probation: Probation | None = None
 
 
 class Gate:

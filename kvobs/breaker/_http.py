@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from opentelemetry import baggage
@@ -18,6 +18,9 @@ from kvobs.breaker._admission import Admission, Ticket
 from kvobs.breaker._clamp import clamp
 from kvobs.sessions import PRIORITIES, Priority
 from kvobs.sessions._scope import BAGGAGE_ID, BAGGAGE_PRIORITY
+
+if TYPE_CHECKING:
+    from kvobs.breaker._trial import Trial
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -58,6 +61,8 @@ class Visit:
         self.line = self.name or f"client {client[0] if client else ''}"  # whom it takes turns with others for
         self.mode = "none"
         self.ticket: Ticket | None = None
+        self.trial: Trial | None = None  # it is a probe
+        self.raised = False
         self.answer: tuple[int, bytes, Sequence[Header]] | None = None
         self.gone = False
         self.complete = False
@@ -72,7 +77,8 @@ class Visit:
     @property
     def receive(self) -> Receive:
         """What the application is given: what was read ahead, then what is to come."""
-        return self._replay if self._touched else self._source
+        receive = self._replay if self._touched else self._source
+        return receive if self.trial is None else self.trial.receiving(receive)
 
     async def _replay(self) -> Message:
         if self._read:
@@ -148,6 +154,8 @@ class Visit:
 
     def sending(self, send: Send) -> Send:
         """How the application's answer is sent: as it is, marked at its start if the request was changed."""
+        if self.trial is not None:
+            send = self.trial.sending(send)
         if not self._degraded:
             return send
 

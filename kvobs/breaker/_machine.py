@@ -36,8 +36,10 @@ def step(policy: Policy, state: State, signals: Signals, now_ns: int) -> tuple[S
                  for level, row in zip(policy.levels, latches, strict=True))
     held = [holds(level.condition, iter([latch.held for latch in row]))
             for level, row in zip(policy.levels, kept, strict=True)]
+    levels = tuple(_patient(rules, level, now) for rules, level in zip(policy.levels, state.levels, strict=True))
     recent = tuple(t_ns for t_ns in state.recent_ns if now - t_ns < policy.within_s * SECOND)
-    state = replace(state, now_ns=now, latches=kept, recent_ns=recent, clock_steps=state.clock_steps + back)
+    state = replace(state, now_ns=now, levels=levels, latches=kept, recent_ns=recent,
+                    clock_steps=state.clock_steps + back)
     wish, rejected = _wish(policy, state, held, signals)
     if wish is None:
         return state, None
@@ -200,6 +202,14 @@ def _jitter(seed: int, *what: int) -> float:
 # -- probation -------------------------------------------------------------------------------------------
 
 
+def _patient(rules: Level, level: LevelState, now: int) -> LevelState:
+    """Forget the probes that are out for too long."""
+    if not level.in_flight:
+        return level
+    oldest = now - rules.half_open_s * SECOND / 2
+    return replace(level, in_flight=tuple((number, since) for number, since in level.in_flight if since > oldest))
+
+
 def begin_probe(policy: Policy, state: State, number: int, now_ns: int) -> tuple[State, Probe | None]:
     """Let one request through a level on probation, if it may have one more in flight; its outcome must be told."""
     rules, level = policy.levels[number - 1], state.levels[number - 1]
@@ -208,19 +218,27 @@ def begin_probe(policy: Policy, state: State, number: int, now_ns: int) -> tuple
     if not may or len(level.in_flight) >= rules.probes or now < level.probe_ns:
         return state, None
     wait = rules.probe_every_s * (1 + policy.jitter * _jitter(policy.seed, number, level.generation, level.sent + 1))
-    changed = replace(level, in_flight=(*level.in_flight, level.sent), sent=level.sent + 1,
+    changed = replace(level, in_flight=(*level.in_flight, (level.sent, now)), sent=level.sent + 1,
                       probe_ns=now + round(wait * SECOND))
     return _with(state, number, changed), Probe(number, level.generation, level.sent)
 
 
-def end_probe(state: State, probe: Probe, *, good: bool) -> State:
-    """Take a probe's outcome; one of another generation, or one that was told before, changes nothing."""
-    level = state.levels[probe.level - 1]
-    if probe.generation != level.generation or probe.number not in level.in_flight:
+def end_probe(state: State, probe: Probe, *, good: bool | None) -> State:
+    """Take a probe's outcome (None: it ended and says nothing); one of another generation, one that was forgotten or
+    one that was told before changes nothing.
+    """
+    if not in_flight(state, probe):
         return state
+    level = state.levels[probe.level - 1]
     return _with(state, probe.level, replace(
-        level, in_flight=tuple(number for number in level.in_flight if number != probe.number),
-        passed=level.passed + good, failed=level.failed or not good))
+        level, in_flight=tuple(one for one in level.in_flight if one[0] != probe.number),
+        passed=level.passed + (good is True), failed=level.failed or good is False))
+
+
+def in_flight(state: State, probe: Probe) -> bool:
+    """Whether a probe's outcome would still count."""
+    level = state.levels[probe.level - 1]
+    return probe.generation == level.generation and any(number == probe.number for number, _ in level.in_flight)
 
 
 def _with(state: State, number: int, level: LevelState) -> State:

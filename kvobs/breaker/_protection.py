@@ -17,13 +17,14 @@ from kvobs import model
 from kvobs.breaker._board import BoardWriter, board_directory
 from kvobs.breaker._breaker import Breaker, asked
 from kvobs.breaker._commands import take
-from kvobs.breaker._gate import Decision
+from kvobs.breaker._gate import Decision, Probation
 from kvobs.breaker._limits import ByPriority, by_priority
 from kvobs.breaker._operator import Operator, token_of
 from kvobs.breaker._policy import PRESETS, PolicyError, load_policy
 from kvobs.breaker._policy_file import PolicyFile
+from kvobs.breaker._probing import DEGRADE
 from kvobs.breaker._traces import Traces
-from kvobs.config import Config
+from kvobs.config import TTFT, Config
 from kvobs.metrics import Metrics
 from kvobs.slo import Standing
 
@@ -52,8 +53,9 @@ class Protection:
         self._board: BoardWriter | None = None
         self._limits = ByPriority()
         self._traces = Traces(tracer, wall)
-        self._published: tuple[int, int] | None = None  # level and generation
+        self._published: tuple[int, int, Probation | None] | None = None  # level, generation, probes
         self._published_ns = 0
+        self._first_byte_ns = min((one.at_most for one in config.objectives if one.signal == TTFT), default=None)
         self._shown: set[str] = set()  # scopes that have a point
         self._missed: set[str] = set()  # signals that were said to be untold
         self._reason, self._now_ns = "", 0
@@ -104,7 +106,7 @@ class Protection:
         self._shown = set(levels)
         if decided:
             self._reason = decided[-1].reason
-        self._publish(max(levels.values(), default=0), breaker.decisions, now_ns)
+        self._publish(breaker, max(levels.values(), default=0), now_ns)
         self._traces.tell(now_ns, events, breaker.causes)
 
     def _reload(self, breaker: Breaker) -> None:
@@ -139,22 +141,27 @@ class Protection:
         self._missed = set(breaker.untold)
         return facts
 
-    def _publish(self, level: int, generation: int, now_ns: int) -> None:
-        """Have gates see the decision in force; it is renewed about once a second."""
-        renewed = (level, generation) == self._published and now_ns - self._published_ns < RENEWED_NS
-        if self._store is None or self.breaker is None or renewed:
+    def _publish(self, breaker: Breaker, level: int, now_ns: int) -> None:
+        """Have gates see the decision in force; it is renewed about once a second. On probation the limits of level 3
+        stay, but for its probes.
+        """
+        probation = breaker.probing.of(self._process_id, breaker.policy, breaker.states(), self._first_byte_ns)
+        level = level if probation is None else DEGRADE
+        published = level, breaker.decisions, probation
+        if self._store is None or (published == self._published and now_ns - self._published_ns < RENEWED_NS):
             return
         try:
             if self._board is None:
                 self._board = BoardWriter(board_directory(self._store), self._process_id, self._clock)
             self._board.publish(Decision(
-                generation=generation, level=level, mode=self.breaker.mode, limits=by_priority(self._limits, level),
-                retry_after_s=RETRY_AFTER_S, expires_ns=now_ns + HOLDS_NS, reason=self._reason))
+                generation=breaker.decisions, level=level, mode=breaker.mode, limits=by_priority(self._limits, level),
+                retry_after_s=RETRY_AFTER_S, expires_ns=now_ns + HOLDS_NS, reason=self._reason,
+                probation=probation))
         except OSError as error:
             if not self._failed:
                 _log.warning("kvobs: gates are open, since the decision board cannot be written: %s", error)
             self._failed = True
-        self._published, self._published_ns = (level, generation), now_ns
+        self._published, self._published_ns = published, now_ns
 
     def report(self, name: str, value: float, now_ns: int) -> None:
         """Take a signal of the application; raises ValueError for a name that it may not report."""

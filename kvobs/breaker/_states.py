@@ -25,7 +25,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
     It stays open for ``open_s`` at least, twice as long each time that its probation failed, up to ``longest_open_s``.
     Probation lasts ``half_open_s`` at most, with at most ``probes`` in flight, ``probe_every_s`` apart (and up to the
-    policy's jitter more), and ends well after ``probes_needed`` good ones; then it stays closed for ``closed_s``.
+    policy's jitter more), and ends well after ``probes_needed`` good ones; then it stays closed for ``closed_s``. A
+    probe that has told nothing for half of ``half_open_s`` is forgotten, so that another may go out.
     """
 
     condition: Condition
@@ -64,7 +65,7 @@ class LevelState(msgspec.Struct, frozen=True, kw_only=True):
     until_ns: int
     generation: int = 0
     failures: int = 0  # probations that failed in a row
-    in_flight: tuple[int, ...] = ()  # numbers of the probes that are out
+    in_flight: tuple[tuple[int, int], ...] = ()  # the probes that are out: their numbers, and since when (ns)
     sent: int = 0
     passed: int = 0
     failed: bool = False

@@ -15,8 +15,9 @@ import pytest
 
 from kvobs.breaker import _board
 from kvobs.breaker._board import BYTES, BoardReader, BoardWriter, Record, board_directory, decode, encode
-from kvobs.breaker._gate import ACT, OBSERVE, Decision
+from kvobs.breaker._gate import ACT, OBSERVE, Decision, Probation
 from kvobs.breaker._limits import UNLIMITED, Limits
+from kvobs.breaker._probing import MOST_TICKETS
 from tests.support import ROOT, child_environment, wait_until
 
 SECOND = 10**9
@@ -275,6 +276,17 @@ def test_long_texts_are_cut() -> None:
         shown = text.encode("utf-8", "backslashreplace").decode()
         assert shown.startswith(found[1].decision.reason)
         assert len(found[1].decision.reason.encode()) > 380
+
+
+def test_the_longest_record_fits() -> None:
+    """The longest texts and limits, with as many tickets as may be out after four billion, come back whole."""
+    limits = Limits(admit=False, max_new_tokens=2**63 - 1, history_tokens=2**63 - 1)
+    probation = Probation("f" * 32, tuple(range(2**32 - MOST_TICKETS, 2**32)), MOST_TICKETS, 2**63 - 1)
+    longest = decision(generation=2**63 - 1, mode="observe", limits=(limits,) * 3, reason="r" * 384,
+                       probation=probation, expires_ns=0)
+    found = decode(encode(Record("h" * 128, 2**31, 2**63 - 1, longest), 2**63))
+    assert found is not None
+    assert found[1].decision == longest
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from kvobs import model
 from kvobs.breaker import Protection
 from kvobs.breaker._board import BoardReader, board_directory
-from kvobs.breaker._limits import UNLIMITED
-from kvobs.config import Config
+from kvobs.breaker._gate import Probation
+from kvobs.breaker._limits import UNLIMITED, ByPriority, by_priority
+from kvobs.config import Config, Objective
 from kvobs.metrics import Metrics
 from tests import events
 
@@ -43,6 +44,34 @@ def test_gates_see_the_level_and_its_limits(tmp_path: Path) -> None:
         protection.stop(6 * SECOND)
         protection.stop(6 * SECOND)
     assert BoardReader(board_directory(tmp_path)).decision() is None
+
+
+def test_on_probation_limits_stay_and_tickets_are_out(tmp_path: Path) -> None:
+    """While level 3 is half-open gates see its limits and two tickets, an objective's time for the first byte, and a
+    new ticket as soon as one was used; afterwards level 2 and no limits.
+    """
+    (tmp_path / "policy.toml").write_text(POLICY + 'open = "1s"\nhalf_open = "4s"\nprobes = 2\nprobe_every = "0s"\n')
+    first = Objective(name="first-token", signal="time_to_first_token", at_most=800_000_000, target=0.99)
+    protection = Protection(Config(store=tmp_path, breaker="act", breaker_policy=str(tmp_path / "policy.toml"),
+                                   objectives=(first,)), "one", Metrics(), list)
+    assert protection.breaker is not None
+    reader, limited = BoardReader(board_directory(tmp_path)), ByPriority()
+    seen: list[tuple[int, tuple[int, ...] | None]] = []
+    try:
+        for second in range(1, 12):
+            protection.report("app.load", 9.0 if second < 4 else 2.5, second * SECOND)
+            protection.follow(second * SECOND, [], [], False)
+            found = reader.decision()
+            assert found is not None
+            seen.append((found.level, found.probation.tickets if found.probation else None))
+            if found.probation is not None:
+                assert found.probation == Probation("one", found.probation.tickets, 2, 800_000_000)
+                protection.breaker.probing.told(found.probation.tickets[0], None)
+            assert found.limits == by_priority(limited, found.level)
+    finally:
+        protection.stop(12 * SECOND)
+    assert seen == [(1, None), (2, None), (3, None), (3, None), (3, (1, 2)), (3, (2, 3)), (3, (3, 4)), (3, (4, 5)),
+                    (2, None), (2, None), (2, None)]
 
 
 def test_a_refused_policy_is_an_availability() -> None:
