@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 
 from kvobs.sources.vllm._pool import PoolLedger
 
@@ -17,6 +18,23 @@ class Block:
         self.is_null = number == 0
         self.block_hash: bytes | None = None
 
+    @property
+    def next_free_block(self) -> Block | End:
+        """The one behind it in the queue, whose end has a mark of its own."""
+        assert self.pool is not None
+        queue = self.pool.free_block_queue
+        found = queue.blocks.index(self) + 1
+        return queue.blocks[found] if found < len(queue.blocks) else END
+
+
+class End:
+    """What stands behind the last block."""
+
+    next_free_block = None
+
+
+END = End()
+
 
 class Queue:
     """Blocks that nobody holds, the next one first."""
@@ -28,6 +46,23 @@ class Queue:
     def num_free_blocks(self) -> int:
         """How many there are."""
         return len(self.blocks)
+
+    @property
+    def fake_free_list_head(self) -> SimpleNamespace:
+        """What stands before the first block."""
+        return SimpleNamespace(next_free_block=self.blocks[0] if self.blocks else END)
+
+    def remove(self, block: Block) -> None:
+        """Take it out."""
+        self.blocks.remove(block)
+
+    def append(self, block: Block) -> None:
+        """Put it to the end."""
+        self.blocks.append(block)
+
+    def prepend_n(self, blocks: list[Block]) -> None:
+        """Put them to the front, the first one foremost."""
+        self.blocks.extendleft(reversed(blocks))
 
 
 class Pool:
@@ -63,15 +98,16 @@ class Pool:
             self.touched += not block.is_null
 
     def free_blocks(self, blocks: Iterable[Block]) -> None:
-        """One less holds these; blocks without content go to the front of the queue."""
+        """One less holds these; blocks without content go to the front of the queue, in their order."""
+        empty = []
         for block in blocks:
             if block.pool not in (None, self):
                 block.pool.free_blocks([block])
                 continue
             block.ref_cnt -= 1
             if block.ref_cnt == 0 and not block.is_null:
-                (self.free_block_queue.blocks.appendleft if block.block_hash is None else
-                 self.free_block_queue.blocks.append)(block)
+                (empty if block.block_hash is None else self.free_block_queue.blocks).append(block)
+        self.free_block_queue.prepend_n(empty)
 
     def evict_blocks(self, blocks: Iterable[Block]) -> None:
         """Content is lost outside an allocation."""
@@ -104,7 +140,7 @@ class Watched(Pool):
         """Told before and after, also when it fails."""
         if not self.seen:
             return super().get_new_blocks(number)
-        self.ledger.handing_out()
+        self.ledger.handing_out(number)
         found = None
         try:
             found = super().get_new_blocks(number)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from tests.vllm_pool import Block, Pool
+from kvobs.sources.vllm._hot import HotBlocks
+from tests.vllm_pool import Block, Watched
 
 
 class State(enum.IntEnum):
@@ -20,6 +21,11 @@ class State(enum.IntEnum):
     UNPAUSED = 0
     PAUSED_NEW = 1
     PAUSED_ALL = 2
+
+
+def hot_of(scheduler: Any) -> HotBlocks:
+    """The hot blocks of a scheduler's pool; of one that has no pool, some that nobody knows."""
+    return scheduler.kv_cache_manager.block_pool.ledger.hot if hasattr(scheduler, "kv_cache_manager") else HotBlocks(1)
 
 
 class FullAttentionSpec:
@@ -53,7 +59,7 @@ class Scheduler:
     """One group of layers; ``size`` blocks, of which the first is the null block."""
 
     def __init__(self, size: int, block_size: int, slots: int = 8, longest: int = 4096) -> None:
-        pool = Pool(size)
+        pool = Watched(size)
         self.table: dict[str, list[Block]] = {}
         self.manager = SimpleNamespace(block_size=block_size, kv_cache_spec=FullAttentionSpec(),
                                        req_to_blocks=self.table)

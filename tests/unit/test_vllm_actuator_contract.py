@@ -9,14 +9,15 @@ from typing import Any
 from kvobs.model import ActionTaken
 from kvobs.sources.vllm._actions import Actuators
 from kvobs.testing.actuators import ActuatorContract, Rig
-from tests.vllm_world import Request, Scheduler
+from tests.vllm_world import Request, Scheduler, hot_of
 
 
 def state(scheduler: Scheduler) -> object:
-    """What orders could change: limits, the pause, and which blocks have content."""
+    """What orders could change: limits, the pause, which blocks have content, and the order of the queue."""
     limits = {name: request.max_tokens for name, request in scheduler.requests.items()}
     content = [block.block_hash for block in scheduler.kv_cache_manager.block_pool.blocks]
-    return scheduler.max_num_active_reqs, scheduler.max_num_running_reqs, scheduler._pause_state, limits, content
+    order = [block.block_id for block in scheduler.kv_cache_manager.block_pool.free_block_queue.blocks]
+    return scheduler.max_num_active_reqs, scheduler.max_num_running_reqs, scheduler._pause_state, limits, content, order
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def working(*, busy: bool) -> Iterator[Rig]:
     answers: list[Any] = []
     scheduler = Scheduler(24, 32)
     every = Actuators(answers.append)
-    every.found(scheduler)
+    every.found(scheduler, hot_of(scheduler))
     for number in range(8):
         request = Request(str(number), 71, 100, priority="sheddable" if number % 2 else "normal")
         every.arriving(scheduler, request)
@@ -51,7 +52,7 @@ def working(*, busy: bool) -> Iterator[Rig]:
 class TestAtRest(ActuatorContract):
     """Nobody holds a block: the cache can be reset, and a pause would have nobody to wait for."""
 
-    acts = ("prefix_cache_reset", "kv_aware_admission", "clamp_tokens")
+    acts = ("protect_hot_blocks", "prefix_cache_reset", "kv_aware_admission", "clamp_tokens")
 
     def rig(self) -> AbstractContextManager[Rig]:
         return working(busy=False)
@@ -60,7 +61,7 @@ class TestAtRest(ActuatorContract):
 class TestAtWork(ActuatorContract):
     """Three run: admission can be paused, and the cache cannot be reset."""
 
-    acts = ("kv_aware_admission", "pause", "clamp_tokens")
+    acts = ("protect_hot_blocks", "kv_aware_admission", "pause", "clamp_tokens")
 
     def rig(self) -> AbstractContextManager[Rig]:
         return working(busy=True)

@@ -12,7 +12,7 @@ import pytest
 
 from kvobs.model import ActionTaken, Order
 from kvobs.sources.vllm._actions import MAX_NEW_TOKENS, Actuators, EngineActuator
-from tests.vllm_world import Request, Scheduler, State
+from tests.vllm_world import Request, Scheduler, State, hot_of
 
 FAR_NS = 10**12
 
@@ -24,7 +24,7 @@ class Scene:
         self.answers: list[Any] = []
         self.all = Actuators(self.answers.append)
         self.scheduler = scheduler if scheduler is not None else Scheduler(24, 32)
-        self.all.found(self.scheduler)
+        self.all.found(self.scheduler, hot_of(self.scheduler))
         self.generation = 0
 
     @property
@@ -55,10 +55,10 @@ class Core:
 
 
 def test_levels_and_kinds_are_told() -> None:
-    """Two kinds of level 1, one of level 2 and one of level 3; all but the reset can be undone."""
+    """Three kinds of level 1, one of level 2 and one of level 3; all but the reset can be undone."""
     assert [(one.level, one.kind, one.reversible) for one in Scene().hands.capabilities()] == [
-        (1, "prefix_cache_reset", False), (1, "kv_aware_admission", True), (2, "pause", True),
-        (3, "clamp_tokens", True)]
+        (1, "protect_hot_blocks", True), (1, "prefix_cache_reset", False), (1, "kv_aware_admission", True),
+        (2, "pause", True), (3, "clamp_tokens", True)]
 
 
 def test_plans_say_what_orders_do() -> None:
@@ -193,9 +193,9 @@ def test_names_of_engines_are_used_again() -> None:
     """Engines that live at the same time have names of their own, and the name of one that died is free."""
     scene = Scene()
     second, third = Scheduler(24, 32), Scheduler(24, 32)
-    scene.all.found(second)
+    scene.all.found(second, hot_of(second))
     assert [one.name for one in scene.all] == ["vllm", "vllm-2"]
     del second
     gc.collect()
-    scene.all.found(third)
+    scene.all.found(third, hot_of(third))
     assert [one.name for one in scene.all] == ["vllm", "vllm-2"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +25,9 @@ from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources._safe_point import Action, Result, SafePoint
 from kvobs.sources.vllm._admission import KvAwareAdmission
+from kvobs.sources.vllm._hot import HotBlocks
 from kvobs.sources.vllm._layout import Layout, block_bytes_of
+from kvobs.sources.vllm._protect import Protection
 from kvobs.sources.vllm._relief import Clamp, Pause, plan_reset, reset
 from kvobs.sources.vllm._requests import SOURCE, outcome_of
 
@@ -36,7 +39,7 @@ Original = Callable[..., Any]
 class EngineActuator(SafePoint):
     """The actuator of one scheduler, which it does not keep alive."""
 
-    def __init__(self, name: str, scheduler: Any, emit: Emit) -> None:
+    def __init__(self, name: str, scheduler: Any, hot: HotBlocks, emit: Emit) -> None:
         current = weakref.ref(scheduler)
         version = str(getattr(sys.modules.get("vllm"), "__version__", "of unknown version"))
         size = block_bytes_of(scheduler.kv_cache_config)
@@ -44,12 +47,18 @@ class EngineActuator(SafePoint):
         self._core: Callable[[], Any] = lambda: None
         self._wakeup: object = None
         self._changing = threading.Lock()  # for who closes it while the engine is at work
+        self.protection = protection = Protection(current, hot, time.monotonic_ns)
         self.admission = KvAwareAdmission(current, Layout(scheduler), version)
         self.pause = Pause(current)
         self.clamp = Clamp(current, MAX_NEW_TOKENS)
         super().__init__(name, [
-            Action(Capability(1, "prefix_cache_reset", False, "Drop the content of cached blocks while none is held."),
-                   lambda: plan_reset(current(), size), lambda _: reset(current(), size)),
+            Action(Capability(1, "protect_hot_blocks", True,
+                              "Let cached blocks that are hit often live twice as long before they are evicted."),
+                   protection.plan, protection.begin, protection.end),
+            Action(Capability(1, "prefix_cache_reset", False,
+                              "Drop the content of cached blocks while none is held and no hot one is protected."),
+                   lambda: plan_reset(current(), size, protection.protected()),
+                   lambda _: reset(current(), size, protection.protected())),
             Action(Capability(1, "kv_aware_admission", True,
                               "Run as many requests at once as the pool can hold to their ends."),
                    self.admission.plan, self.admission.begin, self._alone(self.admission.end)),
@@ -148,12 +157,14 @@ class Actuators:
     def __iter__(self) -> Iterator[EngineActuator]:
         return iter(self._points.records())
 
-    def found(self, scheduler: Any) -> None:
-        """A scheduler was seen for the first time. Never raises: observing goes on without an actuator."""
+    def found(self, scheduler: Any, hot: HotBlocks) -> None:
+        """A scheduler was seen for the first time, and the hot blocks of its pool are known. Never raises: observing
+        goes on without an actuator.
+        """
         taken = {point.name for point in self._points.records()}
         names = (SOURCE if number == 1 else f"{SOURCE}-{number}" for number in range(1, len(taken) + 2))
         try:
-            point = EngineActuator(next(name for name in names if name not in taken), scheduler, self._emit)
+            point = EngineActuator(next(name for name in names if name not in taken), scheduler, hot, self._emit)
         except Exception as error:
             _log.warning("kvobs: there is no actuator for vLLM's scheduler (%s: %s); it is only observed.",
                          type(error).__name__, error)

@@ -141,7 +141,7 @@ class EngineHooks:
                 scheduler, self._ledger(manager.block_pool), self._desk, self.arrivals, self._spent, self._emit),
                 EngineRecord.gone)
             self._by_manager.add(manager, found, _nothing)
-            self.actuators.found(scheduler)
+            self.actuators.found(scheduler, found.ledger.hot)
         elif found.epoch != self._bus.epoch:
             found.epoch = self._bus.epoch
             self.arrivals.clear()
@@ -193,7 +193,7 @@ class EngineHooks:
                     return original(pool, *args, **kwargs)
                 try:
                     ledger = self._ledger(pool)
-                    ledger.handing_out()
+                    ledger.handing_out(int(args[0] if args else kwargs["num_blocks"]))
                 except Exception as error:
                     self._failed(name, error)
                     return original(pool, *args, **kwargs)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvobs.sources._eviction_times import EvictionTimes
+from kvobs.sources.vllm._hot import HotBlocks
 
 MOST_HASHES = 16_384  # of evicted blocks that are remembered: 32 bytes each, and what a dictionary takes
 
@@ -51,6 +52,7 @@ class PoolLedger:
         self._handing_ns: int | None = None
         self.times = EvictionTimes()
         self.evicted_hashes: OrderedDict[bytes, None] = OrderedDict()
+        self.hot = HotBlocks(self.size)
 
     @property
     def pool(self) -> Any:
@@ -67,6 +69,7 @@ class PoolLedger:
         self.cached = self.audit()
         self._born = array("q", [-1]) * self.size
         self._held = array("q", [-1]) * self.size
+        self.hot.forget()
 
     @property
     def free(self) -> int:
@@ -75,9 +78,11 @@ class PoolLedger:
 
     # -- what the pool does ----------------------------------------------------------------------------
 
-    def handing_out(self) -> None:
-        """Blocks are about to be taken from the queue; those that are cached lose their content."""
+    def handing_out(self, number: int) -> None:
+        """So many blocks are about to be taken from the queue; those that are cached lose their content."""
         self._handing_ns = time.monotonic_ns()
+        if self.hot.active:
+            self.hot.handing_out(self.pool, number, self._handing_ns)
 
     def handed_out(self, blocks: Sequence[Any] | None) -> None:
         """These blocks were taken, or none because the call failed."""
@@ -110,7 +115,8 @@ class PoolLedger:
                 self.evicted_hashes.popitem(last=False)
 
     def touching(self, blocks: Sequence[Any]) -> None:
-        """Blocks are about to be held by one more request."""
+        """Blocks are about to be held by one more request, which found them by their content."""
+        self.hot.touching(blocks, time.monotonic_ns())
         for block in blocks:
             if not block.is_null:
                 self.touches += 1

@@ -18,15 +18,18 @@ Current = Callable[[], Any]
 # -- the prefix cache ----------------------------------------------------------------------------------
 
 
-def plan_reset(scheduler: Any, block_bytes: int) -> Effect:
-    """What a reset of the prefix cache would do now."""
-    why = _why_no_reset(scheduler)
+def plan_reset(scheduler: Any, block_bytes: int, protected: int) -> Effect:
+    """What a reset of the prefix cache would do now, while so many cached blocks are protected."""
+    why = _why_no_reset(scheduler, protected)
     return Effect(None if why else _cached(scheduler) * block_bytes, None, why)
 
 
-def reset(scheduler: Any, block_bytes: int) -> Result:
-    """Drop the content of all cached blocks; only while no request holds one."""
-    why = _why_no_reset(scheduler)
+def reset(scheduler: Any, block_bytes: int, protected: int) -> Result:
+    """Drop the content of all cached blocks; only while no request holds one, and none is protected.
+
+    vLLM's reset is all or nothing: it cannot spare some.
+    """
+    why = _why_no_reset(scheduler, protected)
     if why:
         return refused(why)
     before = _cached(scheduler)
@@ -36,14 +39,16 @@ def reset(scheduler: Any, block_bytes: int) -> Result:
     return Result(True, blocks * block_bytes, f"{blocks:,} cached blocks lost their content." if blocks else "")
 
 
-def _why_no_reset(scheduler: Any) -> str:
+def _why_no_reset(scheduler: Any, protected: int) -> str:
     if scheduler is None:
         return GONE
     if not scheduler.kv_cache_manager.enable_caching:
         return "Prefix caching is off, so there is no cache to reset."
     pool = scheduler.kv_cache_manager.block_pool
     held = len(pool.blocks) - 1 - int(pool.free_block_queue.num_free_blocks)
-    return f"Requests hold {held:,} blocks; vLLM resets its prefix cache only while none is held." if held else ""
+    if held:
+        return f"Requests hold {held:,} blocks; vLLM resets its prefix cache only while none is held."
+    return f"{protected:,} hot blocks are protected, and vLLM's reset is all or nothing." if protected else ""
 
 
 def _cached(scheduler: Any) -> int:
