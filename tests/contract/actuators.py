@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from kvobs.bus import Bus
@@ -103,38 +102,29 @@ def _settings() -> str:
 
 
 class PagedContract(ActuatorContract):
-    """A pool of continuous batching with real ledgers, ten of whose blocks are kept for reuse."""
+    """A real paged cache of continuous batching: of nine blocks that are kept for reuse three are hot."""
 
-    acts = ("evict_cached_blocks",)
+    acts = ("protect_hot_blocks", "evict_cached_blocks")
 
     @contextmanager
     def rig(self) -> Iterator[Rig]:
         from kvobs.sources.transformers._actions_paged import PagedActions
+        from tests.contract.hot_paged import Pool, prompt
 
-        answers, cache = Answers(), _pool(10)
+        answers, pool = Answers(), Pool(20)
+        pool.close()
         actions = PagedActions(answers.append)
-        actions.reached(SimpleNamespace(cache=cache))
+        pool.hot = actions.hot
+        actions.reached(pool.processor)
+        for number, times, blocks in ((1, 1, 6), (2, 4, 3)):
+            for _ in range(times):
+                pool.admit(prompt(number, blocks))
+                pool.end()
         try:
-            yield Rig(actions.point, lambda: actions.reached(SimpleNamespace(cache=cache)), answers.taken, lambda: 0)
+            yield Rig(actions.point, lambda: actions.reached(pool.processor), answers.taken,
+                      lambda: (vars(type(pool.cache)).copy(), pool.cached))
         finally:
-            actions.point.close()
-
-
-def _pool(cached: int) -> Any:
-    from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
-
-    ledger, freed = BlockLedger(), []
-    for block in range(cached):
-        ledger.register_new_hash(block, hash(f"block {block}"))
-        ledger.release(block)
-    allocator = SimpleNamespace(ledger=ledger, bytes_per_block=4096, index=0)
-
-    def evict() -> bool:
-        found = ledger.evict_cached_blocks()
-        freed.extend(found)
-        return bool(found)
-
-    return SimpleNamespace(cache_allocators={"full": allocator}, evict_cached_blocks=evict, freed=freed)
+            actions.close()
 
 
 class Caches:

@@ -245,6 +245,11 @@ class PagedHooks:
             self._actions.reached(processor)
         return self._events.preparing(processor)
 
+    def _matched(self, cache: Any, request_id: str, tokens: int) -> Requests | None:
+        if self._actions is not None:
+            self._actions.hot.matched(cache, request_id, tokens)
+        return self._events.matched(cache, request_id, tokens)
+
     # -- the table -------------------------------------------------------------------------------------
 
     def _points(self, api: Any) -> list[Point]:
@@ -270,7 +275,7 @@ class PagedHooks:
             (cache, "__init__", after(lambda o, _, a, k: events.cache_made(o))),
             (cache, "can_store_request_tokens", self._can_store_request_tokens),
             (cache, "search_prefix_match",
-             after(lambda o, r, a, k: events.matched(o, _argument(a, k, 0, "request_id"), r))),
+             after(lambda o, r, a, k: self._matched(o, _argument(a, k, 0, "request_id"), r))),
             (cache, "prepare_fork_request", around(
                 lambda o, a, k: (_argument(a, k, 0, "src_state"), _argument(a, k, 1, "dst_req_ids"),
                                  _argument(a, k, 2, "copy_src_and_dst"),

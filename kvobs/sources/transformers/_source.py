@@ -74,7 +74,7 @@ class TransformersSource:
         for cancel in self._cancels:
             cancel()
         if self._paged_actions is not None:
-            self._paged_actions.point.close()
+            self._paged_actions.close()
         if self._actions is not None:
             self._actions.close()
         if self._hooks is not None:
@@ -129,7 +129,7 @@ class TransformersSource:
             self._paged.cut = 0
         if self._actions is not None and self._paged_actions is not None:
             self._actions.after_fork_in_child()
-            self._paged_actions.point.after_fork_in_child()
+            self._paged_actions.after_fork_in_child()
 
     def availability(self) -> Iterable[Availability]:
         """Whether transformers is there and of a supported version."""
