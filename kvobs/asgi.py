@@ -59,9 +59,9 @@ def totals() -> Counter[Outcome]:
     """What became of the requests of this process: how many by (mode, priority, outcome).
 
     Each has one outcome: ``admitted``, ``refused`` (by its priority), ``full`` (its line was), ``late`` (it waited
-    until its deadline) or ``gone`` (its client left before it was let in). ``queued``, ``clamped`` and ``probed`` are
-    counted besides. In mode ``observe`` that would have become of it, and nothing was done; ``none`` is without a
-    decision.
+    until its deadline) or ``gone`` (its client left before it was let in). ``queued``, ``clamped`` (fewer new tokens),
+    ``trimmed`` (less history) and ``probed`` are counted besides. In mode ``observe`` that would have become of it, and
+    nothing was done; ``none`` is without a decision.
     """
     found: Counter[Outcome] = Counter()
     for one in list(_living):
@@ -74,8 +74,9 @@ class BreakerMiddleware:
 
     Only ``POST`` requests to ``paths`` are judged. While their priority is limited they are refused with 503 and
     ``Retry-After``, or wait until fewer than ``max_active`` are active, and then have the number of new tokens in their
-    JSON body lowered, as ``kvobs-degraded`` in the answer says. Whoever is not limited never waits. While level 3 is on
-    probation a few at a time pass as they are; how they ended is told to the breaker where it is in this process.
+    JSON body lowered, and of a chat's history whole oldest turns dropped, as ``kvobs-degraded`` and
+    ``kvobs-history-dropped`` in the answer say. Whoever is not limited never waits. While level 3 is on probation a few
+    at a time pass as they are; how they ended is told to the breaker where it is in this process.
 
     Args:
         app: the application.
@@ -84,6 +85,7 @@ class BreakerMiddleware:
         max_active: how many are active at once while anybody is limited; None for as many as were when that began.
         max_queued: how many of each priority may wait.
         queue_s: how long each may.
+        count_tokens: how many tokens a text has, by the model's tokenizer; without it those of a history are estimated.
         readiness: answer 503 on ``/ready`` and ``/readyz`` at level 3. Liveness paths are never touched.
         clock: monotonic nanoseconds.
         draw: random numbers from 0 to 1, for the jitter of ``Retry-After``.
@@ -94,7 +96,8 @@ class BreakerMiddleware:
 
     def __init__(self, app: App, *, board: str | Path | Board | None = None, paths: Iterable[str] = ("/v1/",),
                  max_active: int | None = None, max_queued: int = 64, queue_s: float = 10.0, readiness: bool = False,
-                 clock: Callable[[], int] = time.monotonic_ns, draw: Callable[[], float] = random.random) -> None:
+                 count_tokens: Callable[[str], int] | None = None, clock: Callable[[], int] = time.monotonic_ns,
+                 draw: Callable[[], float] = random.random) -> None:
         if (max_active is not None and max_active < 1) or max_queued < 0 or not 0 <= queue_s <= 3_600:
             raise ValueError("BreakerMiddleware takes max_active of at least 1 or None, max_queued of at least 0 and "
                              f"queue_s from 0 to 3600, and was given {max_active}, {max_queued} and {queue_s}.")
@@ -104,6 +107,7 @@ class BreakerMiddleware:
         self._paths = (paths,) if isinstance(paths, str) else tuple(paths)
         self._max_active, self._max_queued, self._queue_ns = max_active, max_queued, round(queue_s * 1e9)
         self._readiness, self._clock, self._draw = readiness, clock, draw
+        self._tokens = count_tokens
         self._board = _board(board, clock)
         self._looked_ns: int | None = None
         self._admission = Admission(clock(), queued=max_queued)
@@ -219,8 +223,8 @@ class BreakerMiddleware:
             return
         if self._limit is not None and self.active > self._limit:
             self._count(visit, "queued")
-        if limits.max_new_tokens is not None:
-            visit.overhear(limits.max_new_tokens, lambda: self._count(visit, "clamped"))
+        if limits.max_new_tokens is not None or limits.history_tokens is not None:
+            visit.overhear(limits, self._tokens, lambda outcome: self._count(visit, outcome))
 
     async def _degrade(self, visit: Visit, decision: Decision, limits: Limits) -> None:
         if not limits.admit:
@@ -236,8 +240,11 @@ class BreakerMiddleware:
         if visit.ticket.stand is Stand.LATE:
             return self._refuse(visit, "late", "the request has waited too long", decision)
         self._count(visit, "admitted")
-        if limits.max_new_tokens is not None and visit.clamp(limits.max_new_tokens):
-            self._count(visit, "clamped")
+        try:
+            for outcome in visit.degrade(limits, self._tokens):
+                self._count(visit, outcome)
+        except Exception as error:
+            self._failed(error)
         return None
 
     async def _wait(self, visit: Visit) -> None:

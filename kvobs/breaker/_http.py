@@ -15,7 +15,9 @@ from opentelemetry.context import Context
 
 from kvobs import sessions
 from kvobs.breaker._admission import Admission, Ticket
-from kvobs.breaker._clamp import clamp
+from kvobs.breaker._degrade import within
+from kvobs.breaker._history import Count
+from kvobs.breaker._limits import Limits
 from kvobs.sessions import PRIORITIES, Priority
 from kvobs.sessions._scope import BAGGAGE_ID, BAGGAGE_PRIORITY
 
@@ -70,7 +72,7 @@ class Visit:
         self._read: list[Message] = []
         self._pending: asyncio.Task[Message] | None = None
         self._touched = False
-        self._degraded = b""
+        self._marks: tuple[Header, ...] = ()
 
     # -- what the client sends -------------------------------------------------------------------------
 
@@ -111,8 +113,8 @@ class Visit:
     async def _next(self) -> Message:
         return await self._source()
 
-    def overhear(self, limit: int, would: Callable[[], None]) -> None:
-        """Let the body pass as it is, and call ``would`` once if it would have been clamped."""
+    def overhear(self, limits: Limits, count: Count | None, would: Callable[[str], None]) -> None:
+        """Let the body pass as it is, and call ``would`` with each thing that would have been done to it."""
         source, heard, open_ = self._source, bytearray(), self._readable
 
         async def receive() -> Message:
@@ -123,8 +125,9 @@ class Visit:
                 open_ = len(heard) <= MOST_BODY and message.get("more_body", False)
                 if len(heard) <= MOST_BODY and not open_:
                     with contextlib.suppress(Exception):  # it is only counted
-                        if clamp(bytes(heard), self.scope["path"], limit) is not None:
-                            would()
+                        changed = within(limits, bytes(heard), self.scope["path"], count)
+                        for outcome in changed.outcomes if changed is not None else ():
+                            would(outcome)
             return message
 
         self._source = receive
@@ -136,33 +139,32 @@ class Visit:
         headers = dict(self.scope["headers"])
         return b"json" in headers.get(b"content-type", b"") and b"content-encoding" not in headers
 
-    def clamp(self, limit: int) -> bool:
-        """Lower the number of new tokens that the body asks for; False where it need not be, or cannot be read."""
+    def degrade(self, limits: Limits, count: Count | None) -> tuple[str, ...]:
+        """Have the body keep to the limits; what was done, which is nothing where it need not be, or cannot be read."""
         if not self.complete or not self._readable:
-            return False
+            return ()
         bodies = [message for message in self._read if message["type"] == "http.request"]
-        body = clamp(b"".join(message.get("body", b"") for message in bodies), self.scope["path"], limit)
-        if body is None:
-            return False
-        length = str(len(body)).encode()
+        changed = within(limits, b"".join(message.get("body", b"") for message in bodies), self.scope["path"], count)
+        if changed is None:
+            return ()
+        length = str(len(changed.body)).encode()
         headers = [(name, length if name == b"content-length" else value) for name, value in self.scope["headers"]]
         rest = [message for message in self._read if message["type"] != "http.request"]
         self.scope = {**self.scope, "headers": headers}
-        self._read = [{"type": "http.request", "body": body, "more_body": False}, *rest]
-        self._degraded = f"max_tokens={limit}".encode()
-        return True
+        self._read = [{"type": "http.request", "body": changed.body, "more_body": False}, *rest]
+        self._marks = changed.headers
+        return changed.outcomes
 
     def sending(self, send: Send) -> Send:
         """How the application's answer is sent: as it is, marked at its start if the request was changed."""
         if self.trial is not None:
             send = self.trial.sending(send)
-        if not self._degraded:
+        if not self._marks:
             return send
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                mark = (b"kvobs-degraded", self._degraded)
-                message = {**message, "headers": [*message.get("headers", ()), mark]}
+                message = {**message, "headers": [*message.get("headers", ()), *self._marks]}
             await send(message)
 
         return marked

@@ -18,8 +18,9 @@ ROWS: tuple[Row, ...] = (
             "Bytes that actions gave back to the allocator or the device.", "before - after, measured at the action",
             nature="measured"),
     counter("kvobs.admission.requests", "{request}", ("mode", "priority", "outcome"),
-            "Requests at the breaker's middleware: admitted, refused, full, late or gone; queued, clamped and probed "
-            "besides. In mode observe that would have become of them.", "count"),
+            "Requests at the breaker's middleware: admitted, refused, full, late or gone; queued, clamped (fewer new "
+            "tokens), trimmed (less history) and probed besides. In mode observe that would have become of them.",
+            "count"),
     histogram("kvobs.breaker.action.duration", "s", ("actuator", "kind"), PHASE_BUCKETS,
               "How long actions took at the engine's safe point.", "end - start"),
 )

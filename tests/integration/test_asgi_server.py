@@ -235,3 +235,39 @@ def test_the_board_of_another_process_decides(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_long_chat_loses_its_oldest_turns() -> None:
+    """The server is sent the instructions and the newest turns, the right length with them, and the client is told; a
+    stream goes on as it would; critical sessions, other bodies and mode observe are left alone.
+    """
+    turns = [{"role": role, "content": "x" * 400} for _ in range(5) for role in ("user", "assistant")]
+    chat = {"messages": [{"role": "system", "content": "be brief"}, *turns, {"role": "user", "content": "now?"}]}
+    body = json.dumps(chat).encode()
+    found = decision(limits=(UNLIMITED, Limits(history_tokens=450), Limits(history_tokens=0)))
+    served = Served()
+    served.go_on.set()
+    made = BreakerMiddleware(served.app, board=Board(found))
+    with serving(made) as port:
+        status, headers, answer = posted(port, body=body)
+        received = json.loads(answer)
+        assert status == 200
+        assert json.loads(received["body"]) == {"messages": [chat["messages"][0], *chat["messages"][7:]]}
+        assert int(received["length"]) == len(received["body"].encode())
+        assert headers["kvobs-history-dropped"] == "turns=3, messages=6, tokens=624;estimated"
+        assert headers["kvobs-degraded"] == "history_tokens=450"
+        _, _, least = posted(port, body=iter([body[:99], body[99:]]), kvobs_priority="sheddable")
+        assert json.loads(json.loads(least)["body"])["messages"] == [chat["messages"][0], chat["messages"][-1]]
+        for untouched, priority in ((body, "critical"), (b"no json", "normal"), (b"x" * 3_000_000, "normal"),
+                                    (json.dumps({"messages": chat["messages"][-1:]}).encode(), "normal")):
+            _, headers, answer = posted(port, body=untouched, kvobs_priority=priority)
+            assert json.loads(answer)["body"].encode() == untouched
+            assert "kvobs-history-dropped" not in headers
+        _, _, stream = posted(port, "/v1/stream", body)
+        assert stream == b"data: one\n\ndata: two\n\n"
+        assert made.counts["act", "normal", "trimmed"] == made.counts["act", "sheddable", "trimmed"] == 1
+    observing = BreakerMiddleware(served.app, board=Board(decision(mode=OBSERVE, limits=found.limits)))
+    with serving(served.app) as bare, serving(observing) as observed:
+        assert raw(observed, ask(CHAT, body)) == raw(bare, ask(CHAT, body))
+        wait_until(lambda: observing.active == 0, what="the end of the request")
+    assert observing.counts["observe", "normal", "trimmed"] == 1

@@ -248,7 +248,7 @@ def test_a_board_that_raises_lets_everything_pass(caplog: pytest.LogCaptureFixtu
         "kvobs: the breaker's middleware failed (RuntimeError: no); requests pass it instead."]
 
 
-@pytest.mark.parametrize("part", ["clamp", "read_ahead", "__init__", "stays_until"])
+@pytest.mark.parametrize("part", ["degrade", "read_ahead", "__init__", "stays_until"])
 def test_a_failure_of_its_own_lets_the_request_pass(part: str, monkeypatch: pytest.MonkeyPatch,
                                                     caplog: pytest.LogCaptureFixture) -> None:
     """Whatever part fails, the application gets the whole request, once, and places are free afterwards."""
