@@ -187,7 +187,7 @@ class Programs(RuleBasedStateMachine):
         self.clock = Clock()
         self.restore, _actions_hot.time = _actions_hot.time, self.clock  # type: ignore[assignment]
         self.pool = Pool(blocks, margin)
-        self.hits: dict[int, list[int]] = {}  # by the hash of what the block holds
+        self.hits: dict[tuple[int, int], list[int]] = {}  # by the block and the hash of what it holds
         self.passed: set[int] = set()
 
     def teardown(self) -> None:
@@ -213,7 +213,7 @@ class Programs(RuleBasedStateMachine):
             table = self.pool.allocator.block_table[list(self.pool.states)[-1]]
             for block in table[:found // PAGE]:
                 key = self.pool.allocator.ledger.block_to_hash[block]
-                self.hits.setdefault(key, []).append(self.clock.now)
+                self.hits.setdefault((block, key), []).append(self.clock.now)
                 self.passed.discard(key)
             if ends or len(self.pool.states) > 3:
                 self.pool.end(before)
@@ -245,7 +245,7 @@ class Programs(RuleBasedStateMachine):
         """
         before, order = self.content(), self.pool.cached
         hot = {block for block, key in before.items() if len(
-            [at for at in self.hits.get(key, []) if self.clock.now - at < 30 * SECOND]) > 2}
+            [at for at in self.hits.get((block, key), []) if self.clock.now - at < 30 * SECOND]) > 2}
         may = {block for block in hot if before[block] not in self.passed} if self.pool.hot.active else set()
         assert self.pool.sweep() == bool(before)
         kept = set(self.pool.cached)
