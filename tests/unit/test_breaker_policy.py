@@ -8,7 +8,8 @@ import pytest
 
 from kvobs.allocator.verdict import Verdict
 from kvobs.breaker import PRESETS, SIGNALS, All, AnyOf, Leaf, Level, PolicyError, load_policy, parse_policy
-from kvobs.breaker._conditions import leaves
+from kvobs.breaker._conditions import Reading, leaves
+from kvobs.breaker._machine import begin, step
 
 GOOD = """
 name = "mine"
@@ -74,6 +75,30 @@ def test_the_default_decides_on_no_raw_ratio() -> None:
     policy = load_policy("default")
     assert "fragmentation_article" not in {leaf.signal for level in policy.levels for leaf in leaves(level.condition)}
     assert not policy.caveat
+
+
+def test_the_default_looks_ahead_while_the_pool_is_short() -> None:
+    """Level 1 opens once requests wait at a nearly full pool, stays open while they wait though its own action has
+    the pool half empty, and is lifted when nobody waits; a queue at an empty pool opens nothing.
+    """
+    policy = load_policy("default")
+    second = 10**9
+    state = begin(policy, 0)
+
+    def follow(seconds: range, waiting: float, used: float) -> list[int]:
+        nonlocal state
+        found = []
+        for now in seconds:
+            told = {"waiting": Reading(waiting, now * second), "kv_utilization": Reading(used, now * second),
+                    "preemption_rate": Reading(0.0, now * second), "pool_verdict": Reading("WAIT", now * second)}
+            state, _ = step(policy, state, told, now * second)
+            found.append(state.level)
+        return found
+
+    assert set(follow(range(1, 10), 4.0, 0.2)) == {0}
+    assert follow(range(10, 14), 4.0, 0.95)[-1] == 1
+    assert set(follow(range(14, 60), 4.0, 0.5)) == {1}
+    assert follow(range(60, 64), 0.0, 0.5)[-1] == 0
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
