@@ -36,7 +36,9 @@ def step(policy: Policy, state: State, signals: Signals, now_ns: int) -> tuple[S
                  for level, row in zip(policy.levels, latches, strict=True))
     held = [holds(level.condition, iter([latch.held for latch in row]))
             for level, row in zip(policy.levels, kept, strict=True)]
-    levels = tuple(_patient(rules, level, now) for rules, level in zip(policy.levels, state.levels, strict=True))
+    levels = state.levels
+    if any(level.in_flight for level in levels):
+        levels = tuple(_patient(rules, level, now) for rules, level in zip(policy.levels, levels, strict=True))
     recent = tuple(t_ns for t_ns in state.recent_ns if now - t_ns < policy.within_s * SECOND)
     state = replace(state, now_ns=now, levels=levels, latches=kept, recent_ns=recent,
                     clock_steps=state.clock_steps + back)
@@ -204,8 +206,6 @@ def _jitter(seed: int, *what: int) -> float:
 
 def _patient(rules: Level, level: LevelState, now: int) -> LevelState:
     """Forget the probes that are out for too long."""
-    if not level.in_flight:
-        return level
     oldest = now - rules.half_open_s * SECOND / 2
     return replace(level, in_flight=tuple((number, since) for number, since in level.in_flight if since > oldest))
 

@@ -46,12 +46,14 @@ def _stepping(*, changing: bool) -> Callable[[], object]:
     """Steps of the default policy with all its signals, 0.25 s apart; quiet, or with conditions that come and go."""
     policy, now = load_policy("default"), 0
     state: State = begin(policy, 0)
-    bad = _readings("CAPACITY", 0.01, 1.0, 20.0, 2.0)
-    good = _readings("SERVED", 0.5, 0.0, 0.5, 0.0)
+    bad = good = _readings(0, "SERVED", 0.5, 0.0, 0.5, 0.0)
 
     def one() -> object:
-        nonlocal state, now
+        nonlocal state, now, bad, good
         now += SECOND // 4
+        if now % (5 * SECOND) == 0:  # fresh ones are as dear in a process, but not a part of the step
+            bad = _readings(now, "CAPACITY", 0.01, 1.0, 20.0, 2.0)
+            good = _readings(now, "SERVED", 0.5, 0.0, 0.5, 0.0)
         signals = bad if changing and now // (20 * SECOND) % 2 else good
         state, told = step(policy, state, signals, now)
         return told
@@ -59,10 +61,11 @@ def _stepping(*, changing: bool) -> Callable[[], object]:
     return one
 
 
-def _readings(verdict: str, headroom: float, errors: float, burn: float, preemptions: float) -> dict[str, Reading]:
+def _readings(now_ns: int, verdict: str, headroom: float, errors: float, burn: float,
+              preemptions: float) -> dict[str, Reading]:
     values: dict[str, float | str] = {"verdict": verdict, "pool_verdict": verdict, "headroom": headroom,
                                       "out_of_memory": errors, "burn_rate": burn, "preemption_rate": preemptions}
-    return {name: Reading(value, 2**62) for name, value in values.items()}  # never stale
+    return {name: Reading(value, now_ns) for name, value in values.items()}
 
 
 def _turn() -> Callable[[], object]:
