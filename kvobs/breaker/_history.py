@@ -23,7 +23,10 @@ CHAT = "/chat/completions"
 ALWAYS = ("system", "developer")
 BYTES_PER_TOKEN, PER_MESSAGE, PER_PART = 4, 4, 576
 Count = Callable[[str], int]
-_Fields = dict[str, msgspec.Raw]
+# One decoder for all: to make one takes longer than to decode a message.
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PARTS = msgspec.json.Decoder(list[msgspec.Raw])
+_MESSAGES = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 class Trimmed(msgspec.Struct, frozen=True, gc=False):
@@ -42,9 +45,8 @@ def trim(body: bytes, path: str, budget: int, count: Count | None = None) -> Tri
     if not path.endswith(CHAT):
         return None
     try:
-        fields = msgspec.json.decode(body, type=_Fields)
-        raw = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
-        messages = [msgspec.json.decode(one, type=dict[str, Any]) for one in raw]
+        fields = _FIELDS.decode(body)
+        messages = _MESSAGES.decode(fields["messages"])
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
         return None
     turns = _turns(messages)
@@ -53,7 +55,7 @@ def trim(body: bytes, path: str, budget: int, count: Count | None = None) -> Tri
     if not gone:
         return None
     dropped = set(itertools.chain.from_iterable(turns[:gone]))
-    kept = [one for place, one in enumerate(raw) if place not in dropped]
+    kept = [one for place, one in enumerate(_PARTS.decode(fields["messages"])) if place not in dropped]
     questions = sum(_asks(messages, place) for place in dropped)
     return Trimmed(msgspec.json.encode(fields | {"messages": msgspec.Raw(msgspec.json.encode(kept))}), questions,
                    len(dropped), sum(sizes[:gone]))

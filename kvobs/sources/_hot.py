@@ -9,10 +9,13 @@ life is its own affair, and at most half of a pool's blocks are protected at a t
 
 from __future__ import annotations
 
+from typing import Any
+
 WINDOW_NS = 30_000_000_000  # the article's 30 s
 COLD_HITS = 2  # in the window; a block that was hit more often is hot
 SHARE = 2  # one block of so many may be protected
 NEVER = -(1 << 62)
+_NONE = (None, *(NEVER,) * (COLD_HITS + 1))
 
 
 class Hits:
@@ -23,20 +26,21 @@ class Hits:
     """
 
     def __init__(self) -> None:
-        self._times: dict[int, tuple[object, tuple[int, ...]]] = {}
+        self._times: dict[int, tuple[Any, ...]] = {}  # the content, then the times, the newest first
 
     def add(self, block: int, content: object, now_ns: int) -> None:
         """A request found the block by its content."""
         known = self._times.get(block)
-        before = known[1][:COLD_HITS] if known is not None and known[0] == content else (NEVER,) * COLD_HITS
-        self._times[block] = content, (now_ns, *before)
+        if known is None or known[0] != content:
+            known = _NONE
+        self._times[block] = content, now_ns, *known[1:-1]
 
     def heat_ns(self, block: int, content: object, now_ns: int) -> int | None:
         """The later, the hotter; None for a block that is not hot."""
         known = self._times.get(block)
         if known is None or content is None or known[0] != content:
             return None
-        oldest = known[1][-1]
+        oldest: int = known[-1]
         return oldest if now_ns - oldest < WINDOW_NS else None
 
     def clear(self) -> None:

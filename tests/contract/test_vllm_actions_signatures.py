@@ -10,11 +10,15 @@ from tests.contract import test_vllm_signatures as signatures
 
 MODULES = {"EngineCoreProc": "vllm/v1/engine/core.py", "EngineCore": "vllm/v1/engine/core.py",
            "EngineCoreRequestType": "vllm/v1/engine/__init__.py", "PauseState": "vllm/v1/core/sched/interface.py",
-           "AsyncLLM": "vllm/v1/engine/async_llm.py"}
+           "AsyncLLM": "vllm/v1/engine/async_llm.py", "FreeKVCacheBlockQueue": "vllm/v1/core/kv_cache_utils.py"}
 METHODS = {"EngineCoreProc": {"_process_input_queue": ["self"], "has_work": ["self"]},
            "Scheduler": {"has_requests": ["self"], "set_pause_state": ["self", "pause_state"]},
-           "Request": {"is_finished": ["self"]}}
-ATTRIBUTES = {"EngineCoreProc": "input_queue", "EngineCore": "scheduler", "Scheduler": "running requests _pause_state",
+           "Request": {"is_finished": ["self"]},
+           "FreeKVCacheBlockQueue": {"remove": ["self", "block"], "append": ["self", "block"],
+                                     "prepend_n": ["self", "blocks"]}}
+ATTRIBUTES = {"EngineCoreProc": "input_queue", "EngineCore": "scheduler",
+              "Scheduler": "running requests _pause_state connector",
+              "FreeKVCacheBlockQueue": "fake_free_list_head num_free_blocks",
               "KVCacheManager": "enable_caching", "SingleTypeKVCacheManager": "block_size",
               "Request": "max_tokens sampling_params num_output_tokens num_prompt_tokens num_tokens resumable"}
 Texts = dict[str, dict[str, str]]
