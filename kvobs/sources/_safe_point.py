@@ -214,14 +214,19 @@ class SafePoint:
 
     def _done(self, order: Order, action: Action) -> Result:
         fresh = action.undo is not None and order.kind not in self._in_effect
+        if fresh:  # from its beginning: a process that another thread forks now has half of it
+            self._in_effect.append(order.kind)
+        done = False
         try:
             result = action.carry_out(order.deadline_ns)
+            done = result.done
         except BaseException:
             if fresh and action.undo is not None:
                 action.undo(order.deadline_ns)  # half of it may have been done
             raise
-        if fresh and result.done:
-            self._in_effect.append(order.kind)
+        finally:
+            if fresh and not done:
+                self._in_effect.remove(order.kind)
         return result
 
     def _undone(self, order: Order, action: Action) -> Result:

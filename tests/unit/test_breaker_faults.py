@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from kvobs.breaker._sense import Senses
 from kvobs.config import Config
 from kvobs.metrics import Metrics
 from kvobs.runtime import Runtime
+from kvobs.sources._safe_point import Action, Result, SafePoint
 from tests import events
 
 SECOND = 10**9
@@ -209,6 +211,47 @@ def test_actuators_that_cannot_be_had_cost_no_decision(caplog: pytest.LogCapture
         told += breaker.tick(second * SECOND, [])
     assert [one.level for one in told] == [1, 2, 3]
     assert sum("the actuators failed" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_process_that_is_forked_within_an_action_can_undo_it() -> None:
+    """A child of a fork that another thread made while an action was half done has it undone at its end; the parent's
+    goes on, and counts as in effect only where it was done.
+    """
+    state: set[str] = set()
+    began, go_on, done = threading.Event(), threading.Event(), True
+
+    def carry_out(_: int) -> Result:
+        state.add("half")
+        began.set()
+        go_on.wait(30)
+        return Result(done)
+
+    def undo(_: int) -> Result:
+        state.clear()
+        return Result(True)
+
+    point = SafePoint("engine", [Action(model.Capability(1, "act", True, "Act."), lambda: model.Effect(0, None),
+                                        carry_out, undo)], lambda event: None)
+    for number, done in enumerate((True, False), 1):
+        began.clear()
+        go_on.clear()
+        point.submit(model.Order(1, "act", 2 * number, 1 << 62))
+        engine = threading.Thread(target=point.run)
+        engine.start()
+        assert began.wait(30)
+        child = os.fork()
+        if child == 0:
+            point.after_fork_in_child()
+            point.close()
+            os._exit(len(state))
+        go_on.set()
+        engine.join()
+        assert os.waitpid(child, 0)[1] == 0
+        assert point.in_effect() == (("act",) if done else ())
+        point.submit(model.Order(1, "act", 2 * number + 1, 1 << 62, True))
+        point.run()
+        assert point.in_effect() == ()
+    point.close()
 
 
 # -- commands --------------------------------------------------------------------------------------------
