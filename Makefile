@@ -1,6 +1,6 @@
 # Each target does all its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench soak gpu lint docs picture programs clean
+.PHONY: help setup demo test bench soak pressure gpu lint docs picture programs clean
 
 READY := .venv/.ready
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -25,6 +25,9 @@ bench: $(READY) ## Measure what kvobs costs, each figure beside its noise (BENCH
 
 soak: $(READY) ## Run many sessions on two virtual GPUs for 10,000 steps and add everything up (SOAK_ARGS="--steps 1000").
 	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.soak $(SOAK_ARGS)
+
+pressure: $(READY) ## Measure the breaker on real vLLM servers under KV pressure (PRESSURE_ARGS="--python PYTHON").
+	@.venv/bin/python -m kvobs.lab.breaker_vllm $(PRESSURE_ARGS)
 
 gpu: $(READY) ## Record, replay and score on one CUDA GPU (GPU_ARGS="--model DIR"); six minutes at most.
 	@.venv/bin/python tests/gpu/record.py --out build/gpu $(GPU_ARGS)
