@@ -40,7 +40,8 @@ def status(store: Store = None, as_json: Json = False) -> None:
             (f"{row['process'][:8]} {'' if row['alive'] else '(ended)'}".strip(), row["scope"], row["mode"],
              str(row["level"]), _clock(row["wall_ns"]), row["last"] or "none") for row in rows])
         for process, row in {row["process"]: row for row in rows if row["policy"]}.items():
-            say(plain(f"{process[:8]} policy, since {_clock(row['policy_wall_ns'])}: {row['policy']} {row['refused']}").rstrip())
+            since = _clock(row["policy_wall_ns"])
+            say(plain(f"{process[:8]} policy, since {since}: {row['policy']} {row['refused']}".rstrip()))
 
 
 @breaker.command()
