@@ -70,13 +70,22 @@ class Latch(msgspec.Struct, frozen=True, gc=False):
     lost: bool = False
 
 
-def leaves(condition: Condition) -> Iterator[Leaf]:
+_NOTHING = Latch()
+_MOST_KNOWN = 256
+_known: dict[int, tuple[Condition, tuple[Leaf, ...]]] = {}  # by identity: to compare conditions costs more
+
+
+def leaves(condition: Condition) -> tuple[Leaf, ...]:
     """The leaves of a condition in their order, in which their latches are kept."""
-    if isinstance(condition, Leaf):
-        yield condition
-        return
-    for part in condition.conditions:
-        yield from leaves(part)
+    known = _known.get(id(condition))
+    if known is not None and known[0] is condition:
+        return known[1]
+    found = (condition,) if isinstance(condition, Leaf) else tuple(
+        leaf for part in condition.conditions for leaf in leaves(part))
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[id(condition)] = condition, found
+    return found
 
 
 def usable(leaf: Leaf, reading: Reading | None, now_ns: int) -> str:
@@ -114,9 +123,11 @@ def follow(leaf: Leaf, latch: Latch, reading: Reading | None, now_ns: int) -> La
     assert reading is not None
     side = _side(leaf, reading.value)
     if side < 0:
-        return Latch()
+        return _NOTHING
     beyond = (now_ns if latch.beyond_ns is None else latch.beyond_ns) if side > 0 else None
-    return Latch(latch.held or (beyond is not None and now_ns - beyond >= leaf.for_s * SECOND), beyond)
+    held = latch.held or (beyond is not None and now_ns - beyond >= leaf.for_s * SECOND)
+    same = held is latch.held and beyond == latch.beyond_ns and not latch.lost
+    return latch if same else Latch(held, beyond)
 
 
 def holds(condition: Condition, held: Iterator[bool]) -> bool:

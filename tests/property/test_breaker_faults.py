@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvobs import model
-from kvobs.breaker import BoardReader, Command, Protection, send
+from kvobs.breaker import BoardReader, Command, Phase, Protection, send
 from kvobs.breaker._protection import HOLDS_NS
 from kvobs.config import Config
 from kvobs.metrics import Metrics
@@ -141,7 +141,9 @@ class Faults(RuleBasedStateMachine):
             self.decided += [one for one in events[before:] if isinstance(one, model.Decided)]
             breaker = self.protection.breaker
             assert breaker is not None
-            self.published.append((self.now, max(breaker.levels().values(), default=0), breaker.decisions))
+            halves = [one for one in breaker.states().values() if one.levels[2].phase is Phase.HALF_OPEN]
+            level = 3 if halves else max(breaker.levels().values(), default=0)  # on probation its limits stay
+            self.published.append((self.now, level, breaker.decisions))
             self.fresh = self.boards.is_dir()
             if self.reaching:
                 for hands in self.hands:
