@@ -46,9 +46,10 @@ class Child:
             env=child_environment(KVOBS_STORE=str(self.store), KVOBS_PROMETHEUS="off", KVOBS_OTLP="off",
                                   KVOBS_BREAKER=mode, KVOBS_BREAKER_POLICY=str(self.policy)))
         self.children: list[int] = []
-        assert self._line()
+        assert self.answer()
 
-    def _line(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """The next state that it tells."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.said()
@@ -57,10 +58,14 @@ class Child:
 
     def tell(self, what: str, value: Any = None) -> dict[str, Any]:
         """Order something, and the state after it."""
+        self.order(what, value)
+        return self.answer()
+
+    def order(self, what: str, value: Any = None) -> None:
+        """Order something, whether or not the process runs."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"what": what, "value": value}) + "\n")
         self.process.stdin.flush()
-        return self._line()
 
     def fork(self, *, hooks: bool) -> int:
         self.children.append(self.tell("fork", hooks)["child"])
@@ -106,7 +111,7 @@ class Child:
         """End observation and the process; its last state."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        last = self._line()
+        last = self.answer()
         assert self.process.wait(60) == 0, self.said()
         return last
 

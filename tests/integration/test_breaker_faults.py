@@ -117,11 +117,12 @@ def test_a_stopped_process_opens_the_gates_and_acts_on_nothing_old(
     at_level_3(engine)
     with serving(made) as port, Clients(port) as clients:
         clients.see(503)
-        engine.tell("load", 0.0)  # told to the sensor, and not sampled before the stop or soon after it
         engine.process.send_signal(signal.SIGSTOP)
+        engine.order("load", 0.0)  # it is so when the process goes on
         clients.see(200)
-        engine.process.send_signal(signal.SIGCONT)
         continued = len(engine.decisions())
+        engine.process.send_signal(signal.SIGCONT)
+        engine.answer()
         engine.in_effect(NOTHING, NOTHING)
         clients.see(200)
         engine.tell("load", 0.95)
