@@ -61,6 +61,18 @@ class Programs(RuleBasedStateMachine):
             if _ < times - 1:
                 self.end(-1)
 
+    @rule(number=st.integers(1, 8))
+    def warm(self, number: int) -> None:
+        """A prompt that was just computed, and has ended, is asked for three times more: its blocks are hot."""
+        before = len(self.tables)
+        self.take(number)
+        if len(self.tables) > before:
+            self.fill(before, number)
+            table = set(self.tables[before])
+            self.end(before)
+            self.hit(table, 3)
+            self.end(-1)
+
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 9))
     def end(self, which: int) -> None:
@@ -100,7 +112,7 @@ class Programs(RuleBasedStateMachine):
             assert self.hot.is_hot(block, self.model.now) == self.model.hot(block.block_id)
 
 
-Programs.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+Programs.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 class TestPrograms(Programs.TestCase):  # type: ignore[misc,name-defined]
