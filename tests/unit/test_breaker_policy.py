@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvobs.allocator.verdict import Verdict
-from kvobs.breaker import PRESETS, SIGNALS, All, AnyOf, Leaf, Level, PolicyError, load_policy, parse_policy
+from kvobs.breaker import PRESETS, SIGNALS, All, AnyOf, Leaf, Level, Policy, PolicyError, load_policy, parse_policy
 from kvobs.breaker._conditions import Reading, leaves
 from kvobs.breaker._machine import begin, step
+from kvobs.lab.breaker_vllm._run import LOOK_AHEAD
 
 GOOD = """
 name = "mine"
@@ -77,28 +79,39 @@ def test_the_default_decides_on_no_raw_ratio() -> None:
     assert not policy.caveat
 
 
-def test_the_default_looks_ahead_while_the_pool_is_short() -> None:
+def levels(policy: Policy, told: Sequence[tuple[float, float, float]]) -> list[int]:
+    """The level after each second with (requests that wait, share of the pool in use, preemptions per second)."""
+    state, found = begin(policy, 0), []
+    for second, values in enumerate(told, 1):
+        now = second * 10**9
+        names = ("waiting", "kv_utilization", "preemption_rate")
+        signals = {name: Reading(value, now) for name, value in zip(names, values, strict=True)}
+        state, _ = step(policy, state, signals, now)
+        found.append(state.level)
+    return found
+
+
+def test_the_default_begins_where_requests_preempt_each_other() -> None:
+    """A full pool with a queue and few preemptions opens nothing; many preemptions open level 1, which is lifted once
+    there are none.
+    """
+    policy = load_policy("default")
+    found = levels(policy, 10 * [(4.0, 0.95, 0.1)] + 8 * [(4.0, 0.95, 0.7)] + 12 * [(4.0, 0.8, 0.0)])
+    assert set(found[:10]) == {0}
+    assert found[17] == 1
+    assert found[-1] == 0
+
+
+def test_the_lab_s_policy_looks_ahead_while_requests_wait() -> None:
     """Level 1 opens once requests wait at a nearly full pool, stays open while they wait though its own action has
     the pool half empty, and is lifted when nobody waits; a queue at an empty pool opens nothing.
     """
-    policy = load_policy("default")
-    second = 10**9
-    state = begin(policy, 0)
-
-    def follow(seconds: range, waiting: float, used: float) -> list[int]:
-        nonlocal state
-        found = []
-        for now in seconds:
-            told = {"waiting": Reading(waiting, now * second), "kv_utilization": Reading(used, now * second),
-                    "preemption_rate": Reading(0.0, now * second), "pool_verdict": Reading("WAIT", now * second)}
-            state, _ = step(policy, state, told, now * second)
-            found.append(state.level)
-        return found
-
-    assert set(follow(range(1, 10), 4.0, 0.2)) == {0}
-    assert follow(range(10, 14), 4.0, 0.95)[-1] == 1
-    assert set(follow(range(14, 60), 4.0, 0.5)) == {1}
-    assert follow(range(60, 64), 0.0, 0.5)[-1] == 0
+    policy = load_policy(str(LOOK_AHEAD))
+    waiting = 9 * [(4.0, 0.2, 0.0)] + 4 * [(4.0, 0.95, 0.0)] + 46 * [(4.0, 0.5, 0.0)]
+    found = levels(policy, waiting + 4 * [(0.0, 0.5, 0.0)])
+    assert set(found[:9]) == {0}
+    assert set(found[12:59]) == {1}
+    assert found[-1] == 0
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [

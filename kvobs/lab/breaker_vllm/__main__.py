@@ -10,8 +10,9 @@ from types import FrameType
 
 import msgspec
 
+from kvobs.breaker import PRESETS, PolicyError
 from kvobs.breaker.simulator._trace import TraceError
-from kvobs.lab.breaker_vllm._run import SESSIONS, Results, measure, table
+from kvobs.lab.breaker_vllm._run import LOOK_AHEAD, SESSIONS, Results, measure, table
 from kvobs.lab.demo._cache import prepared
 from kvobs.lab.demo._errors import DemoError
 from kvobs.lab.demo._vllm_env import environment, look
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sessions", type=int, default=SESSIONS, help=f"chat sessions of a run ({SESSIONS})")
     parser.add_argument("--arms", default="off,act", help="modes of the breaker; the first is compared with (off,act)")
     parser.add_argument("--trace", type=Path, help="lengths from a serving trace (Azure's CSV, Mooncake's JSONL)")
+    parser.add_argument("--policy", default="default", help="default, article, look-ahead or a TOML file (default)")
     parser.add_argument("--out", type=Path, help="write the results there as JSON")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of results that were written before")
     given = parser.parse_args(arguments)
@@ -52,9 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
 
         # The servers are of process groups of their own, which nobody else would end.
         signal.signal(signal.SIGTERM, _leave)
+        policy = str(LOOK_AHEAD if given.policy == "look-ahead" else given.policy)
+        if policy not in PRESETS:
+            policy = str(Path(policy).absolute())  # the servers run elsewhere
         results = measure(python, found.vllm, prepared(), arms=arms, runs=given.runs, sessions=given.sessions,
-                          trace=given.trace, keep=keep)
-    except (DemoError, TraceError) as error:
+                          trace=given.trace, policy=policy, keep=keep)
+    except (DemoError, TraceError, PolicyError) as error:
         print(f"kvobs: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except (OSError, msgspec.MsgspecError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvobs.breaker import load_policy
 from kvobs.breaker.simulator._trace import read_trace
 from kvobs.lab.breaker_vllm import _plan as plan
 from kvobs.lab.breaker_vllm import _server as server
@@ -18,6 +19,7 @@ from kvobs.lab.breaker_vllm._figures import COLUMNS, FIRST_TOKEN_S, Run, compare
 from kvobs.lab.demo._progress import say
 
 SESSIONS = 8
+LOOK_AHEAD = Path(__file__).with_name("look_ahead.toml")
 WARMING = 0  # its seed; the pairs have the seeds from 1 on
 TRACED = 5_000  # requests of a trace that are drawn from
 
@@ -29,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True):
     model: str
     arms: tuple[str, ...]
     lengths: str
+    policy: str = "default"
     sessions: int = SESSIONS
     turns: int = plan.TURNS
     pool_blocks: int = server.BLOCKS
@@ -55,23 +58,25 @@ def lengths_of(trace: Path | None) -> list[tuple[int, int]]:
 
 
 def measure(python: Path, version: str, model: Path, *, arms: Sequence[str], runs: int, sessions: int,
-            trace: Path | None, keep: Callable[[Results], object], options: Sequence[str] = ()) -> Results:
+            trace: Path | None, policy: str, keep: Callable[[Results], object], options: Sequence[str] = ()
+            ) -> Results:
     """Start a server per arm, warm each up, and have ``runs`` rounds of the arms, every other one backwards.
 
     What there is so far is given to ``keep`` after each run; ``options`` are further ones of vLLM.
 
     Raises:
         DemoError: a server did not start, or its breaker did not come to rest.
-        TraceError: the trace was refused.
+        TraceError: the trace was refused; PolicyError: the policy was.
     """
     lengths = lengths_of(trace)
     settings = Settings(vllm=version, model=model.name, arms=tuple(arms), sessions=sessions,
-                        lengths=trace.name if trace else "log-normal", processors=len(os.sched_getaffinity(0)),
+                        lengths=trace.name if trace else "log-normal",
+                        policy=load_policy(policy).name, processors=len(os.sched_getaffinity(0)),
                         load_before=os.getloadavg()[0], machine=platform.machine())
     found: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="kvobs-breaker-") as scratch:
         say(f"vLLM {version} starts once per arm ({', '.join(arms)}); that takes a minute or two.")
-        with server.servers(python, model, arms, Path(scratch), options) as started:
+        with server.servers(python, model, arms, Path(scratch), policy, options) as started:
             for arm in arms:
                 _one(started[arm], arm, WARMING, plan.sessions(2, WARMING, lengths))
             for number in range(1, runs + 1):

@@ -124,8 +124,8 @@ def _total(texts: Sequence[str], metric: str, label: str = "") -> float:
 
 
 @contextlib.contextmanager
-def servers(python: Path, model: Path, arms: Sequence[str], directory: Path, options: Sequence[str] = ()
-            ) -> Iterator[dict[str, Server]]:
+def servers(python: Path, model: Path, arms: Sequence[str], directory: Path, policy: str,
+            options: Sequence[str] = ()) -> Iterator[dict[str, Server]]:
     """A server per arm (a mode of the breaker), all of them stopped; ``options`` are further ones of vLLM."""
     packages = directory / "packages"
     packages.mkdir()
@@ -135,7 +135,7 @@ def servers(python: Path, model: Path, arms: Sequence[str], directory: Path, opt
         found: dict[str, Server] = {}
         for arm in arms:
             (directory / arm).mkdir()
-            found[arm] = _start(python, model, arm, directory / arm, packages, options)
+            found[arm] = _start(python, model, arm, directory / arm, packages, policy, options)
             stack.callback(found[arm].end)
         for server in found.values():
             server.await_start()
@@ -144,7 +144,8 @@ def servers(python: Path, model: Path, arms: Sequence[str], directory: Path, opt
         yield found
 
 
-def _start(python: Path, model: Path, arm: str, directory: Path, packages: Path, options: Sequence[str]) -> Server:
+def _start(python: Path, model: Path, arm: str, directory: Path, packages: Path, policy: str,
+           options: Sequence[str]) -> Server:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -161,6 +162,7 @@ def _start(python: Path, model: Path, arm: str, directory: Path, packages: Path,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # has /reset_prefix_cache
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "KVOBS_BREAKER": arm,
+        "KVOBS_BREAKER_POLICY": policy,
         "KVOBS_STORE": str(directory / "store"), "KVOBS_PROMETHEUS": "127.0.0.1:0"}
     with (directory / "vllm.log").open("wb") as output:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
