@@ -120,3 +120,14 @@ def test_a_pool_that_is_given_up_is_not_kept() -> None:
     del pool
     gc.collect()
     assert gone() is None
+
+
+def test_at_most_half_of_the_pool_is_in_a_second_round() -> None:
+    """With all eight blocks of nine hot, four may go round again: the first two that did so give way."""
+    scene = Scene()
+    for block in scene.pool.blocks[4:]:
+        for _ in range(3):
+            scene.hot.touching([block], time.monotonic_ns())
+    scene.protection.begin(0)
+    assert {block.block_id for block in scene.pool.get_new_blocks(2)} == {1, 2}
+    assert scene.queue() == [7, 8, 3, 4, 5, 6]
