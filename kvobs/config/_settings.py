@@ -57,6 +57,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     virtual_latency: str = "off"
     breaker: str = "off"
     breaker_policy: str = "default"
+    cut_pending_evict: bool = False
     control_token: str = ""
 
 
@@ -232,6 +233,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("breaker_policy", _name, "default, article or a TOML file", "when the breaker's levels begin and end"),
     Setting("control_token", _token, "16 to 256 ASCII characters without a space, or off",
             "what POST /breaker/… demands; without it the one in the file control-token beside the store", secret=True),
+    Setting("cut_pending_evict", _boolean, "true or false",
+            "let level 1 of the breaker remove tokens from transformers caches that attention passes over (Pending "
+            "Evict, which deep sampling tells): answers may change"),
     Setting("jaeger_url", _web_address, "an http:// or https:// address, or off",
             "where the live view's links to traces lead"),
 )

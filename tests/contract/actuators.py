@@ -130,7 +130,7 @@ class PagedContract(ActuatorContract):
 class Caches:
     """Tiny models under the installed source, with sessions; every cache counts as idle between its own passes."""
 
-    def __init__(self, device: str = "cpu", idle_ns: int = 0) -> None:
+    def __init__(self, device: str = "cpu", idle_ns: int = 0, **settings: Any) -> None:
         from opentelemetry.trace import NoOpTracer
 
         from tests.contract import tiny
@@ -138,7 +138,7 @@ class Caches:
 
         silent = NoOpTracer()
         self.tiny, self.device = tiny, device
-        self.watch = Watch(lambda: silent)
+        self.watch = Watch(lambda: silent, **settings)
         self.point: Any = self.watch.source.actuators[0]
         self.watch.source._actions.uses.idle_ns = idle_ns
         self.model = tiny.llama().to(device)
@@ -189,8 +189,8 @@ class Caches:
 
 
 @contextmanager
-def caches(device: str = "cpu", idle_ns: int = 0) -> Iterator[Caches]:
-    found = Caches(device, idle_ns)
+def caches(device: str = "cpu", idle_ns: int = 0, **settings: Any) -> Iterator[Caches]:
+    found = Caches(device, idle_ns, **settings)
     try:
         yield found
     finally:

@@ -16,6 +16,7 @@ from kvobs.bus import Bus
 from kvobs.model import Capability, Effect, Emit
 from kvobs.sources._safe_point import Action, Result, SafePoint, refused
 from kvobs.sources._torch_capture import anything_captured
+from kvobs.sources.transformers._actions_cut import Cuts
 from kvobs.sources.transformers._actions_growth import Growth
 from kvobs.sources.transformers._actions_moves import Device, Moves, find_device
 from kvobs.sources.transformers._actions_use import Uses
@@ -35,13 +36,14 @@ _log = logging.getLogger("kvobs")
 class Actions:
     """One process's actions on caches. ``attach`` tells of the caches once transformers is there."""
 
-    def __init__(self, bus: Bus, emit: Emit) -> None:
+    def __init__(self, bus: Bus, emit: Emit, *, cut: bool = False) -> None:
         self._bus = bus
         self._registry: CacheRegistry | None = None
         self._tell: Callable[[CacheRecord], None] = lambda record: None
         self.uses = Uses()
         self.growth = Growth(emit, _is_compiling)
         self._moves = Moves(self.uses, self.growth, self._records, self._everything, self._told)
+        self.cuts = Cuts(self.uses, self.growth, self._records, self._told) if cut else None
         self.point = SafePoint(SOURCE, (
             Action(Capability(1, "chunked_growth", True, "Let growing layers write into spare room instead of copying "
                                                          "all of K and V for each token."),
@@ -50,6 +52,7 @@ class Actions:
                                                    "and return empty segments."), self._plan_compact, self._compact),
             Action(Capability(2, "offload", True, "Move idle caches to host memory; each is back before it is used."),
                    self._plan_offload, self._offload, self._fetch_all),
+            *self._cutting(),
         ), emit, idle=self.uses.idle)
 
     def attach(self, registry: CacheRegistry, tell: Callable[[CacheRecord], None]) -> None:
@@ -111,6 +114,17 @@ class Actions:
     def _rest(self) -> str:
         kinds = self._moves.others()
         return OTHERS.format(kinds=", ".join(kinds)) if kinds else ""
+
+    # -- cuts ------------------------------------------------------------------------------------------
+
+    def _cutting(self) -> tuple[Action, ...]:
+        cuts = self.cuts
+        if cuts is None:
+            return ()
+        return (Action(Capability(1, "cut_pending_evict", False, "Remove tokens from caches that no layer attends to "
+                                                                 "any more; the others keep their positions."),
+                       lambda: Effect(None, None, why) if (why := self._cannot()) else cuts.plan(),
+                       lambda deadline_ns: refused(why) if (why := self._cannot()) else cuts.carry_out(deadline_ns)),)
 
     # -- growth ----------------------------------------------------------------------------------------
 

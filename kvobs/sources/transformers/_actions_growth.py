@@ -66,11 +66,11 @@ class Growth:
 
     def movable(self, layer: Any) -> bool:
         """Is it of a class whose K and V can be replaced by equal ones at any time between passes?"""
-        return type(layer) in self.classes
+        return type(layer) in self.classes or self.growing(layer)
 
     def growing(self, layer: Any) -> bool:
         """Does it grow without bound, by concatenation?"""
-        return bool(self.classes) and type(layer) is self.classes[0]
+        return bool(self.classes) and (type(layer) is self.classes[0] or getattr(layer, "kvobs_cut", False))
 
     # -- switches --------------------------------------------------------------------------------------
 

@@ -95,11 +95,16 @@ class AttentionProbe:
         self._groups: dict[_Alike, _Group] = {}
         self._seen, self._consecutive = 0, False
         self._waiting: tuple[Any, Any, list[tuple[str, list[Any]]]] | None = None
+        self.biased = False  # a bias by position was among what it was given
 
     def reset(self) -> None:
         """The cache was rearranged: nothing is known of its blocks any more."""
         self._cycle = LifeCycle()
         self._groups = {}
+
+    def pending(self, layers: int) -> list[bool]:
+        """Which blocks of tokens are Pending Evict everywhere; see :meth:`LifeCycle.pending`."""
+        return self._cycle.pending(layers)
 
     def begin(self, seen: int, consecutive: bool) -> None:
         """A sampled step begins. ``seen`` is the token positions in the cache, this step's included."""
@@ -119,6 +124,7 @@ class AttentionProbe:
             bias: additive position bias, 4-D.
             window: the sliding window, where the attention function applies it and not the mask.
         """
+        self.biased = self.biased or bias is not None
         rows, heads, length = int(query.shape[0]), int(query.shape[1]), int(key.shape[2])
         # By powers of two, so that rows are taken apart alike from step to step and blocks keep their states.
         together = max(1, _SLICE // (heads << (length - 1).bit_length()))

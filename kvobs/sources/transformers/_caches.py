@@ -22,11 +22,12 @@ class CacheRecord:
     """What kvobs remembers of one cache. ``ref`` is weak; ``lock`` guards the turn of bare forward calls.
 
     ``adrift``: it was filled while observation paused, by a turn whose rest is not to be told as a turn. ``user`` is
-    the thread that used it last, until ``used_ns``.
+    the thread that used it last, until ``used_ns``. ``host`` is the model of its latest pass (weak), ``flat`` whether
+    that was given a 2-D mask or none; both only where caches may be cut.
     """
 
-    __slots__ = ("adrift", "bare", "blind", "deep", "epoch", "id", "keys", "lock", "model", "named", "origin", "ref",
-                 "session", "sweep", "turns", "used_ns", "user")
+    __slots__ = ("adrift", "bare", "blind", "deep", "epoch", "flat", "host", "id", "keys", "lock", "model", "named",
+                 "origin", "ref", "session", "sweep", "turns", "used_ns", "user")
 
     def __init__(self, model: str, epoch: int) -> None:
         self.id = next_cache_id()
@@ -37,6 +38,8 @@ class CacheRecord:
         self.sweep = CacheSweep()
         self.origin: Origin | None = None
         self.blind = self.adrift = False
+        self.host: weakref.ref[Any] | None = None
+        self.flat = True
         self.bare: Any = None
         self.lock = threading.Lock()
         self.user, self.used_ns = threading.get_ident(), time.monotonic_ns()
@@ -61,6 +64,10 @@ class CacheRecord:
         """The cache's layers now, or None when it is gone."""
         cache = self.cache()
         return None if cache is None else layers_of(cache)
+
+    def missing(self) -> int:
+        """Token positions that were cut out of it (see _actions_cut)."""
+        return next((int(getattr(layer, "cut_tokens", 0)) for layer in self.layers() or ()), 0)
 
     def identify(self, cache: Any, layers: list[Any]) -> Origin:
         """Who this cache is, read from its first layer that holds keys."""

@@ -86,6 +86,8 @@ class Hooks:
             if turn is not None and cache is None and model is not turn.owner:
                 turn = None  # an encoder that runs ahead of the first step: part of its time, not a step
             record = self._followed(cache, model) if cache is not None else None
+            if record is not None and self._actions.cuts is not None:
+                self._actions.cuts.passing(record, model, tuple(value for value in args if value is not model), kwargs)
             if turn is not None:
                 prefill = turn.begins(entered)
             if self._deep is not None and self._bus.deep and (turn is not None or local.turn is None):

@@ -10,7 +10,7 @@ from typing import Any
 
 # Tensors of a layer that are bookkeeping, not stored context.
 _BOOKKEEPING = frozenset({"cumulative_length", "indexer_cumulative_length", "_sliding_window_tensor",
-                          "_pending_beam_idx", "cache_position"})
+                          "_pending_beam_idx", "cache_position", "positions"})
 STATES = frozenset({"conv_states", "recurrent_states"})
 # Allocated once and filled in place; "cross" ones are filled as a whole by their first pass.
 IN_PLACE = frozenset({"static", "cross"})

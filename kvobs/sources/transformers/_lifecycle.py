@@ -60,6 +60,19 @@ class LifeCycle:
         return [exists.sum(), pending.sum(), (pending & ~old.pending).sum(), (old.pending & exists & ~pending).sum(),
                 (pending * tokens).sum() * token_bytes]
 
+    def pending(self, layers: int) -> list[bool]:
+        """By block from the first token on: Pending Evict in every row of all so many layers; none where that is not
+        known of all of them.
+        """
+        states = dict(self._states)
+        seen: dict[int, int] = {}
+        for _, row, *indices in states:
+            seen[row] = seen.get(row, 0) + len(indices)
+        if not states or set(seen.values()) != {layers} or any(state.base for state in states.values()):
+            return []
+        found = [state.pending.flatten(0, -2).all(0).tolist() for state in states.values()]
+        return [all(block) for block in zip(*found, strict=False)]
+
     def _aligned(self, name: Any, first: int, score: Any) -> _State:
         """What is known of the blocks in view; new ones are Active, those before the view are gone."""
         known = self._states.get(name)

@@ -62,7 +62,7 @@ class TransformersSource:
             return
         self._emit = emit
         self._patches = Patches(SOURCE, emit)
-        self._actions, self._paged_actions = Actions(self._wiring.bus, emit), PagedActions(emit)
+        self._actions, self._paged_actions = _acting(self._wiring, emit), PagedActions(emit)
         self._cancels = [
             when_imported("transformers.modeling_utils", self._guarded(self._on_models)),
             when_imported("transformers.generation.utils", self._guarded(self._on_generation)),
@@ -218,6 +218,10 @@ class TransformersSource:
         for name in ("offload", "prefetch"):
             if hasattr(module.CacheLayerMixin, name):
                 self._patches.wrap(module.CacheLayerMixin, name, hooks.between.moving(name))
+
+
+def _acting(wiring: Wiring, emit: Emit) -> Actions:
+    return Actions(wiring.bus, emit, cut=wiring.config.cut_pending_evict)
 
 
 def supported(version: str) -> bool:

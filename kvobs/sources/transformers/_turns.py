@@ -61,7 +61,7 @@ class LiveTurn:
     def took(self, record: CacheRecord, delta: Delta, query_length: int, prefill: bool, now_ns: int) -> None:
         """A forward pass ended and its cache was swept."""
         if not self.records:
-            self.cached = max(0, record.sweep.length() - query_length)
+            self.cached = max(0, record.sweep.length() + record.missing() - query_length)
             self.consumed = self.cached
             if self.cached and query_length == self.prompt:
                 self.prompt += self.cached  # only the new part of the prompt was passed
