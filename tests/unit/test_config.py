@@ -59,7 +59,7 @@ REFUSED: dict[str, list[str]] = {
     "virtual_latency": ["on", "H100", ""],
     "breaker": ["on", "dry-run", ""],
     "breaker_policy": ["", " ", "a\0b"],
-    "cut_pending_evict": ["all", ""],
+    "cut_pending_evict": ["all", "2"],
     "control_token": ["short", "0123456789abcde", "0123456789 abcdef", "ключключключключ", "x" * 257],
     "jaeger_url": ["jaeger:16686", "ftp://x", "http://", "http://a b", 'http://x"onclick=', "javascript:alert(1)",
                    "http://x/?q=1"],
