@@ -108,10 +108,18 @@ class Breaker:
         with self._lock:
             self._senses.fold(events)
 
-    def verdict(self, device: str, verdict: str, t_ns: int) -> None:
-        """Take a verdict on the next step of a device's caches."""
+    def device(self, device: str, headroom: float | None, verdict: str | None, t_ns: int) -> None:
+        """Take what is left on a device (a share), and what becomes of the next step of its caches, where known."""
         with self._lock:
-            self._senses.verdict(device, verdict, t_ns)
+            if headroom is not None:
+                self._senses.headroom(device, headroom, t_ns)
+            if verdict is not None:
+                self._senses.verdict(device, verdict, t_ns)
+
+    def fragmentation(self, device: str, rate: float, t_ns: int) -> None:
+        """Take the article's fragmentation rate of the caches on a device."""
+        with self._lock:
+            self._senses.fragmentation(device, rate, t_ns)
 
     def follow(self, now_ns: int, events: Iterable[model.Event], standings: Sequence[Standing]) -> list[model.Decided]:
         """Take events into account and make a step; what was decided is logged."""

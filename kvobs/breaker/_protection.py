@@ -19,6 +19,7 @@ from kvobs.breaker._breaker import Breaker, asked
 from kvobs.breaker._commands import take
 from kvobs.breaker._gate import Decision, Probation
 from kvobs.breaker._limits import ByPriority, by_priority
+from kvobs.breaker._live import Asked
 from kvobs.breaker._operator import Operator, token_of
 from kvobs.breaker._policy import PRESETS, PolicyError, load_policy
 from kvobs.breaker._policy_file import PolicyFile
@@ -53,6 +54,7 @@ class Protection:
         self._board: BoardWriter | None = None
         self._limits = ByPriority()
         self._traces = Traces(tracer, wall)
+        self._sources, self._asked = sources, Asked(metrics, config.overhead_percent / 100)
         self._published: tuple[int, int, Probation | None] | None = None  # level, generation, probes
         self._published_ns = 0
         self._first_byte_ns = min((one.at_most for one in config.objectives if one.signal == TTFT), default=None)
@@ -96,6 +98,8 @@ class Protection:
             self._reload(breaker)
         if due and self._store is not None:
             breaker.obey(take(self._store, self._process_id))
+        if due:
+            events += self._asked.tell(breaker, self._sources(), now_ns)
         decided = breaker.follow(now_ns, events, standings)
         events += decided
         if due:

@@ -86,6 +86,7 @@ class Senses:
     def __init__(self) -> None:
         self._pools: dict[int, _Pool] = {}
         self._devices: dict[str, dict[str, Reading]] = {}
+        self._own: set[str] = set()  # devices of which torch itself tells what is left
         self._free: dict[str, tuple[float, int]] = {}  # bytes of devices outside of torch's allocator, and when
         self._errors_ns: deque[int] = deque(maxlen=1_024)
         self._reported: dict[str, Reading] = {}
@@ -116,6 +117,15 @@ class Senses:
     def verdict(self, device: str, verdict: str, t_ns: int) -> None:
         """What would become of the next step on a device."""
         self._device(device)["verdict"] = Reading(verdict, t_ns)
+
+    def headroom(self, device: str, share: float, t_ns: int) -> None:
+        """What is left to this process on a device, as torch itself tells it; NVML does not know its fraction."""
+        self._own.add(device)
+        self._device(device)["headroom"] = Reading(share, t_ns)
+
+    def fragmentation(self, device: str, rate: float, t_ns: int) -> None:
+        """The article's rate, the highest of a model's caches on a device."""
+        self._device(device)["fragmentation_article"] = Reading(rate, t_ns)
 
     def signals(self, now_ns: int, standings: Sequence[Standing]) -> dict[str, dict[str, Reading]]:
         """All signals by scope, as of now."""
@@ -154,7 +164,7 @@ class Senses:
 
     def _fold_allocator(self, told: model.AllocatorState) -> None:
         free, free_ns = self._free.get(told.device, (0.0, 0))
-        if told.device in self._free and free + told.reserved_bytes > 0:
+        if told.device in self._free and told.device not in self._own and free + told.reserved_bytes > 0:
             taken = told.allocated_bytes / (free + told.reserved_bytes)
             self._device(told.device)["headroom"] = Reading(min(max(1 - taken, 0.0), 1.0), min(told.t_ns, free_ns))
 

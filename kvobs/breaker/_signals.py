@@ -22,8 +22,8 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 _TABLE = (
-    Signal("verdict", "", "what would become of the next step of the live caches on this device (estimated demand)",
-           VERDICTS),
+    Signal("verdict", "", "what would become of the next step of the live caches on this device (estimated demand); "
+           "GROW where the device has room for all of it, whether or not free blocks would serve", VERDICTS),
     Signal("pool_verdict", "", "what would become of the next waiting request in the engine's KV pool", VERDICTS),
     Signal("headroom", "1", "share of the bytes that this process may have on the device which is not allocated"),
     Signal("fragmentation_article", "1", "the article's fragmentation rate (S5); no measure of waste, see the README"),

@@ -14,7 +14,7 @@ from typing import Any
 from kvobs import model
 from kvobs.catalog import Row
 from kvobs.metrics._alive import SECOND, Allocators, Caches, Windows, who_of
-from kvobs.metrics._points import Attributes, Observation, PointTable, Value
+from kvobs.metrics._points import Attributes, Histogram, Observation, PointTable, Value
 from kvobs.metrics._serving import Serving
 
 
@@ -104,6 +104,11 @@ class Metrics:
         """Every row that has points, with copies of its values."""
         with self._lock:
             return self._table.copies()
+
+    def gauge(self, name: str) -> dict[Attributes, float]:
+        """The points of one gauge, as copies."""
+        with self._lock:
+            return {key: value for key, value in self._table.points[name].items() if not isinstance(value, Histogram)}
 
     def engine_time(self) -> tuple[float, float]:
         """Seconds since the beginning that the hooks took, and that forward passes took without them."""

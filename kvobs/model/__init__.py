@@ -31,7 +31,7 @@ from kvobs.model._memory import (
     MemoryMap,
     OutOfMemory,
 )
-from kvobs.model._protect import ActionTaken, Actuator, Capability, Decided, Effect, Order
+from kvobs.model._protect import ActionTaken, Actuator, Capability, Decided, DeviceNow, Effect, Order
 from kvobs.model._self import Availability, HookFailed, Poll
 from kvobs.model._serving import (
     Evictions,
@@ -83,6 +83,7 @@ __all__ = [
     "CacheUpdates",
     "Capability",
     "Decided",
+    "DeviceNow",
     "Effect",
     "Emit",
     "Event",

@@ -96,3 +96,15 @@ class Actuator(Protocol):
     def submit(self, order: Order) -> None:
         """Order something for the next safe point."""
         ...
+
+
+class DeviceNow(msgspec.Struct, frozen=True):
+    """One device now. ``headroom`` is the share (0 to 1) of the bytes that this process may have there which is not
+    allocated; ``verdict`` is what becomes of the next step of its live caches (estimated), None where ``why`` says.
+    It is GROW where the device has room for all of it, whether or not free blocks would serve.
+    """
+
+    device: str
+    headroom: float | None
+    verdict: str | None
+    why: str = ""

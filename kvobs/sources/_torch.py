@@ -10,13 +10,14 @@ from typing import Any
 
 from kvobs.allocator.forecast import Forecast, NextStep, absent
 from kvobs.bus import Bus
-from kvobs.model import Actuator, AllocatorState, Availability, Emit, Event, Poll
+from kvobs.model import Actuator, AllocatorState, Availability, DeviceNow, Emit, Event, Poll
 from kvobs.sources._imports import when_imported
 from kvobs.sources._patch import Patches
 from kvobs.sources._torch_actions import NOT_THERE, TorchActions
 from kvobs.sources._torch_capture import Captures, anything_captured
 from kvobs.sources._torch_extras import Extras
 from kvobs.sources._torch_handle import CUDA, Torch
+from kvobs.sources._torch_live import Live
 from kvobs.sources._torch_map import Maps
 from kvobs.sources._torch_oom import OomObserver
 from kvobs.sources._torch_stats import ASYNC, NATIVE, Readings, read, settings, touched
@@ -63,6 +64,7 @@ class TorchSource:
         self._observers: dict[str, OomObserver] = {}
         self._extras: Extras | None = None
         self._forked, self._expandable = False, False
+        self._live = Live()
         self._facts: list[Availability] | None = None
 
     @property
@@ -181,6 +183,23 @@ class TorchSource:
             return verdicts(torch, kind, captures.running, self._forecast(), device)
         except Exception as error:
             return [absent(FAILED.format(error=type(error).__name__), device or "")]
+
+    def live(self, now_ns: int, share: float) -> list[DeviceNow] | None:
+        """What is left on each device, and what becomes of the next step there, for a breaker that asks each second.
+
+        None where nothing can be told at this moment; takes at most ``share`` of the time. Never raises.
+        """
+        torch, captures = self._torch, self._captures
+        if torch is None or captures is None or self._forked:
+            return None
+        try:
+            kind = torch.in_use()
+            if kind is None or captures.running():
+                return None
+            return self._live.look(torch, kind, captures.running, self._forecast, now_ns, share)
+        except Exception as error:
+            _log.debug("kvobs: what is left on the devices could not be told (%s).", type(error).__name__)
+            return None
 
     def _look(self, now_ns: int) -> tuple[list[Event], list[Availability]]:
         if self._torch is None:

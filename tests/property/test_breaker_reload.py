@@ -129,7 +129,7 @@ def test_what_is_applied_is_what_is_open(program: list[tuple[str, Any]]) -> None
     hands, now, load = Hands(), 0, 0.0
     breaker = Breaker(LOADS[0], ACT, lambda: [hands])
     for device in ("cuda:0", "cuda:1"):
-        breaker.verdict(device, "SERVED", 0)
+        breaker.device(device, None, "SERVED", 0)
     for what, how in program:
         if what == "load":
             load = how

@@ -44,7 +44,7 @@ class Scene:
         self.breaker, self.hands, self.now = Breaker(POLICY, mode, lambda: hands), hands, 0
         self.told: list[model.Decided] = []
         for name in ("cuda:0", "cuda:1"):
-            self.breaker.verdict(name, "SERVED", 0)
+            self.breaker.device(name, None, "SERVED", 0)
 
     def under(self, load: float, seconds: int) -> None:
         for _ in range(seconds):

@@ -39,6 +39,19 @@ def test_headroom_is_what_the_process_could_still_have() -> None:
     assert "vgpu:0" not in found
 
 
+def test_torch_s_own_word_on_what_is_left_counts_more_than_the_driver_s() -> None:
+    """The driver knows no memory fraction: where torch itself has said what is left, its own next word counts only."""
+    senses = Senses()
+    senses.headroom("cuda:0", 0.2, SECOND)
+    senses.fragmentation("cuda:0", 0.75, SECOND)
+    device(senses, 2, 60.0, 40, 30)
+    assert senses.signals(2 * SECOND, [])["cuda:0"]["headroom"] == Reading(0.2, SECOND)
+    senses.headroom("cuda:0", 0.1, 3 * SECOND)
+    found = senses.signals(3 * SECOND, [])["cuda:0"]
+    assert found["headroom"] == Reading(0.1, 3 * SECOND)
+    assert found["fragmentation_article"] == Reading(0.75, SECOND)
+
+
 def test_headroom_is_as_old_as_the_older_of_its_two_facts() -> None:
     """Once the driver falls silent, its last word on free bytes does not make a young signal."""
     senses = Senses()

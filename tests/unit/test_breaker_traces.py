@@ -63,7 +63,7 @@ class Scene:
             lambda: [SimpleNamespace(actuators=[self.hands])], tracer=lambda: self.tracer, wall=lambda: WALL + self.now)
         assert self.protection.breaker is not None
         for device in ("cuda:0", "cuda:1"):
-            self.protection.breaker.verdict(device, "SERVED", 0)
+            self.protection.breaker.device(device, None, "SERVED", 0)
 
     def under(self, load: float) -> None:
         """A second goes by, and what was answered in the last one is heard."""
