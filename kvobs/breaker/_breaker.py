@@ -24,6 +24,8 @@ from kvobs.slo import Standing
 SECOND = 10**9
 # The article's recovery times (S11), as time limits of the actions of levels 1 to 3.
 LIMITS_NS = (SECOND // 5, 6 * SECOND // 5, 3 * SECOND)
+# An order waits so long for the engine's safe point: a step on a CPU takes longer than the least of these limits.
+PATIENCE_NS = 10 * SECOND
 MOST_CAUSES = 256  # that are remembered
 MOST_COMMANDS = 64  # that wait for the next tick
 _log = logging.getLogger("kvobs")
@@ -214,11 +216,12 @@ class Breaker:
         except Exception as error:
             actuators = ()
             self._say("the actuators", error)
+        until_ns, limit_ns = now_ns + PATIENCE_NS, LIMITS_NS[level - 1]
         for actuator in actuators:
             try:
                 for one in actuator.capabilities():
                     if one.level == level and (one.reversible or not undo):
-                        actuator.submit(model.Order(level, one.kind, self._orders, now_ns + LIMITS_NS[level - 1], undo))
+                        actuator.submit(model.Order(level, one.kind, self._orders, until_ns, undo, limit_ns))
             except Exception as error:
                 self._say(f"the actuator {getattr(actuator, 'name', type(actuator).__name__)}", error)
 

@@ -26,8 +26,9 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Order(msgspec.Struct, frozen=True, gc=False):
-    """Do an action, or undo it. ``deadline_ns`` (monotonic) is when it must have ended; ``generation`` is the breaker's
-    decision that it belongs to.
+    """Do an action, or undo it. ``deadline_ns`` (monotonic) is when it must have begun, and by ``limit_ns`` after its
+    beginning it must have ended; without a limit, by the deadline. ``generation`` is the breaker's decision that it
+    belongs to.
     """
 
     level: int
@@ -35,6 +36,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     generation: int
     deadline_ns: int
     undo: bool = False
+    limit_ns: int | None = None
 
 
 class ActionTaken(msgspec.Struct, frozen=True, gc=False):

@@ -203,6 +203,8 @@ class SafePoint:
             self._answer(order, refused(why))
             return
         began = self._clock()
+        if order.limit_ns is not None:  # it counts from here, however long the engine's step was that it waited for
+            order = msgspec.structs.replace(order, deadline_ns=began + order.limit_ns)
         result = refused(f"{order.kind} was interrupted.")
         try:
             result = self._undone(order, action) if order.undo else self._done(order, action)

@@ -52,9 +52,9 @@ class Orders(RuleBasedStateMachine):
                       undo if reversible else None)
 
     @rule(kind=st.sampled_from(sorted(KINDS)), undo=st.booleans(), generation=st.integers(1, 4),
-          left=st.integers(-2, 20))
-    def submit(self, kind: str, undo: bool, generation: int, left: int) -> None:
-        order = Order(KINDS[kind][0], kind, generation, self.now + left, undo)
+          left=st.integers(-2, 20), limit=st.none() | st.integers(0, 5))
+    def submit(self, kind: str, undo: bool, generation: int, left: int, limit: int | None) -> None:
+        order = Order(KINDS[kind][0], kind, generation, self.now + left, undo, limit)
         self.newest[order.level] = max(generation, self.newest.get(order.level, 0))
         self.waiting.append(order)
         self.point.submit(order)
@@ -105,7 +105,9 @@ class Orders(RuleBasedStateMachine):
         assert set(self.point.in_effect()) == self.set
         for taken, (order, done) in zip(self.answers, self.expected, strict=True):
             assert bool(taken.bytes) == (done and not order.undo)
-            assert taken.late == (bool(taken.duration_ns or done) and taken.t_ns > order.deadline_ns)
+            began = bool(taken.duration_ns or done)
+            assert taken.late == (began and (taken.t_ns > order.deadline_ns if order.limit_ns is None
+                                             else taken.duration_ns > order.limit_ns))
             assert taken.done or taken.reason.endswith(".")
 
     def teardown(self) -> None:
