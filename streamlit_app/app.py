@@ -11,7 +11,7 @@ import streamlit as st
 # The folder above this one, wherever it was installed; last, so that it hides nothing.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from streamlit_app.views import attention, explain, live, memory, requests, turns
+from streamlit_app.views import attention, breaker, explain, live, memory, requests, turns
 
 # Streamlit lets columns shrink until a number reads "14…"; these wrap instead. What is only being drawn again is not
 # stale: pages say in words what is.
@@ -33,7 +33,8 @@ def main() -> None:
     store = sys.argv[1] if len(sys.argv) > 1 else ""
     pages = [(live.render, "Live", "live"), (turns.render, "Turns", "turns"),
              (requests.render, "Requests", "requests"), (memory.render, "Memory map", "memory"),
-             (attention.render, "Attention", "attention"), (explain.render, "Explain", "explain")]
+             (attention.render, "Attention", "attention"), (breaker.render, "Breaker", "breaker"),
+             (explain.render, "Explain", "explain")]
     shown = st.navigation([
         st.Page(functools.partial(draw, store), title=title, url_path=address, default=title == "Live")
         for draw, title, address in pages])

@@ -62,6 +62,43 @@ def log(store: Store = None, process: Only = None, as_json: Json = False) -> Non
         say(f"{_clock(one.wall_ns)} {one.process[:8]} {_sentence(one.record)}")
 
 
+@breaker.command()
+def hindsight(store: Store = None, process: Only = None, as_json: Json = False, horizon: Annotated[str, typer.Option(
+        help="Trouble so soon after a level opened was foreseen.")] = "60s") -> None:
+    """Tell how often trouble followed when a level opened (precision), and how much of it was foreseen (recall).
+
+    Trouble is an out-of-memory error, a miss of an objective, or more than ten preemptions in ten seconds. In mode
+    act, trouble that the breaker prevented has not come, and counts against it.
+    """
+    from kvobs.breaker import simulator
+    from kvobs.config import parse_duration
+    from kvobs.store import decisions
+
+    try:
+        seconds = parse_duration(horizon) / SECOND
+    except ValueError:
+        raise Refused(f"--horizon is {horizon!r}; allowed is a duration such as 60s.") from None
+    reader, processes = _read(store)
+    found = []
+    for one in _chosen(processes, process):
+        made = [told for told in decisions(reader) if told.process == one.process]
+        samples = {metric: [point for point in reader.points(metric) if point.process == one.process]
+                   for metric in simulator.WANTED}
+        if made:
+            found.append(simulator.hindsight(one.process, [told.record for told in made],
+                                             [told.wall_ns for told in made], samples, seconds))
+    if as_json:
+        print(json.dumps([{"process": one.process, "opened": one.opened, "followed": one.followed,
+                           "precision": one.precision, "troubles": len(one.troubles), "foreseen": one.foreseen,
+                           "recall": one.recall} for one in found], indent=2))
+    elif not found:
+        say(NONE)
+    else:
+        print_table(("process", "levels opened", "trouble followed (precision)", "troubles", "foreseen (recall)"), [
+            (one.process[:8], str(one.opened), simulator.share_of(one.followed, one.opened), str(len(one.troubles)),
+             simulator.share_of(one.foreseen, len(one.troubles))) for one in found])
+
+
 @breaker.command(name="set")
 def hold(level: Annotated[str, typer.Argument(help="0 to 3, or auto: the machine has its way again.")],
          store: Store = None, process: Only = None) -> None:
@@ -158,9 +195,8 @@ def _standing(reader: StoreReader, processes: list[Process]) -> list[dict[str, A
 def _document(one: Stored[Any]) -> dict[str, Any]:
     import msgspec
 
-    kind = type(one.record).__name__
-    return {"process": one.process, "wall_ns": one.wall_ns, "kind": "decision" if kind == "Decided" else "action",
-            **msgspec.structs.asdict(one.record)}
+    what = "decision" if type(one.record).__name__ == "Decided" else "action"
+    return {"process": one.process, "wall_ns": one.wall_ns, "what": what, **msgspec.structs.asdict(one.record)}
 
 
 def _sentence(record: model.Decided | model.ActionTaken) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from kvobs import model
 from kvobs.breaker import Leaf, Level, Policy
-from kvobs.breaker._breaker import LIMITS_NS, Breaker
+from kvobs.breaker._breaker import LIMITS_NS, PATIENCE_NS, Breaker
 from kvobs.breaker._gate import ACT, OBSERVE
 from tests import events
 
@@ -64,8 +64,8 @@ def test_levels_are_ordered_from_below_and_taken_back_from_above() -> None:
     scene.under(2.5, 4)
     assert scene.breaker.levels() == {"cuda:0": 2, "cuda:1": 2}
     assert orders(hands) == 2 * [(1, "sweep", False), (1, "chunk", False)] + 2 * [(2, "offload", False)]
-    assert all(order.deadline_ns - LIMITS_NS[order.level - 1] in range(0, scene.now + 1, SECOND)
-               for order in hands.orders)
+    assert all(order.deadline_ns - PATIENCE_NS in range(0, scene.now + 1, SECOND) for order in hands.orders)
+    assert all(order.limit_ns == LIMITS_NS[order.level - 1] for order in hands.orders)
     del hands.orders[:]
     scene.under(0.0, 10)
     assert scene.breaker.levels() == {"cuda:0": 0, "cuda:1": 0}

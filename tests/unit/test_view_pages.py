@@ -20,7 +20,7 @@ from tests.events import attention, step, turn
 
 SECOND = 1_000_000_000
 WALL = 1_700_000_000 * SECOND
-PAGES = ("live", "turns", "attention")
+PAGES = ("breaker", "live", "turns", "attention")
 
 
 def run(page: str, store: Path) -> Any:

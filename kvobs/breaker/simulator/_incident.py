@@ -12,8 +12,10 @@ import msgspec
 from kvobs.breaker._machine import begin, step
 from kvobs.breaker._states import Phase, Policy, Transition
 from kvobs.breaker.simulator._recorded import METRICS, Growth, Points, Recorded, Sample, instants
+from kvobs.model import Decided
 
 SECOND = 10**9
+_MOST_LEVELS = 10  # so that levels of different scopes have different numbers
 BURST = 10  # more preemptions than that in 10 s are a burst
 UNKNOWN = ("What was recorded happened without these decisions: their effects are unknown, and trouble that a policy "
            "would have prevented counts as having come.")
@@ -78,6 +80,22 @@ def replayed(process: str, samples: Mapping[str, Iterable[Sample]], policies: Se
                 transitions.append(transition)
         made.append(judged(process, policy.name, transitions, troubles, horizon_s, len(past), told))
     return made
+
+
+def hindsight(process: str, decisions: Sequence[Decided], times_ns: Sequence[int],
+              samples: Mapping[str, Iterable[Sample]], horizon_s: float) -> WouldHave:
+    """What a breaker of the process really decided (in observe mode: would have done), judged by what came after.
+
+    ``times_ns`` are the decisions' Unix times, oldest first; ``samples`` are as in ``replayed``.
+    """
+    scopes = {scope: number for number, scope in enumerate(dict.fromkeys(one.scope for one in decisions))}
+    transitions = [Transition(
+        t_ns=t_ns, level=one.level + _MOST_LEVELS * scopes[one.scope], before=Phase(one.before), after=Phase(one.after),
+        reason=one.reason, readings=one.readings, rejected=one.rejected, generation=one.generation)
+        for one, t_ns in zip(decisions, times_ns, strict=True)]
+    past = list(instants(samples))
+    return judged(process, decisions[-1].policy if decisions else "", transitions, _troubles(past, horizon_s),
+                  horizon_s, len(past), ())
 
 
 def judged(process: str, policy: str, transitions: Sequence[Transition], troubles: Sequence[Trouble],

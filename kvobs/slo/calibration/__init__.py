@@ -1,5 +1,6 @@
 """Calibration: the largest threshold of a signal that keeps a latency within its SLO, with confidence. Pure."""
 
+from kvobs.slo.calibration._binomial import interval
 from kvobs.slo.calibration._calibration import Calibration, Choice, Drift, Question, Resemblance, Tested, calibrate
 from kvobs.slo.calibration._csv import Unreadable, latency_unit, read_csv
 from kvobs.slo.calibration._page import page
@@ -23,6 +24,7 @@ __all__ = [
     "counted",
     "fragment",
     "in_windows",
+    "interval",
     "latency_unit",
     "page",
     "read_csv",

@@ -61,6 +61,11 @@ def upper_bound(k: int, n: int, delta: float) -> float:
     return at
 
 
+def interval(k: int, n: int, delta: float = 0.05) -> tuple[float, float]:
+    """The exact interval of a rate at confidence 1 - delta after k of n (Clopper and Pearson, 1934). n is not 0."""
+    return 1 - upper_bound(n - k, n, delta / 2), upper_bound(k, n, delta / 2)
+
+
 def needed(k: int, alpha: float, delta: float) -> int:
     """The least n at which k misses still reject "the rate is above alpha" at level delta.
 
