@@ -16,7 +16,7 @@ from streamlit_app.breaker_data import Span
 
 NAMES = ("0 normal", "1 reorganise", "2 offload", "3 degrade")
 COLOURS = ("#BBBBBB", "#56B4E9", "#E69F00", "#D55E00")  # Okabe and Ito's, told apart with any colour vision
-ROW, AROUND = 30, 110  # pixels: a scope, and the axis with the legend
+ROW, AROUND = 32, 150  # pixels: a scope, and the axis with the legend
 
 
 def replayed_spans(scope: str, found: WouldHave, begin_ns: int, end_ns: int) -> list[Span]:
@@ -37,6 +37,7 @@ def timeline(spans: Sequence[Span], decisions: Iterable[Stored[Decided]], begin_
         return None
     table = pd.DataFrame([{"scope": one.scope, "level": NAMES[one.level], "begin": _time(one.begin_ns),
                            "end": _time(one.end_ns)} for one in spans])
+    begin_ns = max(begin_ns, min(one.begin_ns for one in spans))  # a process that began lately fills the width
     within = alt.Scale(domain=[_time(begin_ns).isoformat(), _time(end_ns).isoformat()], type="utc")
     axis = alt.Axis(format="%H:%M:%S", labelOverlap="greedy", tickCount=6)
     y = alt.Y("scope:N", title=None, sort=list(dict.fromkeys(table["scope"])), axis=alt.Axis(labelLimit=220))

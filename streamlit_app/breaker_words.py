@@ -24,7 +24,7 @@ def figures(found: breaker_data.Breaker, reach: str) -> list[data.Figure]:
     return [
         data.Figure("mode", "Mode", found.mode or UNKNOWN, MODES.get(found.mode, ""), None, "KVOBS_BREAKER."),
         data.Figure("level", "Level now", UNKNOWN if level is None else NAMES[level],
-                    f"the highest of {len(found.levels)} scopes", found.age_s,
+                    f"in {', '.join(found.levels) or 'no scope'}", found.age_s,
                     "A scope is a device, a model's pool or the process."),
         data.Figure("decisions", f"Decisions, {reach}", f"{len(found.decisions):,}", f"{opened:,} opened a level",
                     None, "A level changed its phase: closed, open or half-open."),
@@ -99,7 +99,7 @@ def hindsight(found: WouldHave, mode: str) -> list[str]:
     sentences = [
         f"Trouble followed within {horizon} of {share_of(found.followed, found.opened)} openings of a level.",
         f"Of the troubles, {share_of(found.foreseen, len(found.troubles))} began while a level was open, or at most "
-        f"{horizon} after one was.",
+        f"{horizon} after one was." if found.troubles else "There was no trouble.",
         "Trouble is an out-of-memory error, a miss of an objective, or more than ten preemptions in ten seconds; of "
         "the last six hours of the process."]
     if mode == "act":
