@@ -14,11 +14,12 @@ transformers = pytest.importorskip("transformers", reason="pip install 'kvobs[to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvobs.sources.transformers._actions_cut import version_refusal
 from kvobs.sources.transformers._cut_layer import CutLayer, cut, plain_length
 from tests.contract import tiny
 from tests.contract.cut_scenes import Talk, sharp, standing
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(bool(version_refusal()), reason=version_refusal())]
 CLOSE = 1e-5
 MODELS = {implementation: sharp(layers=2) for implementation in ("eager", "sdpa")}
 for _name, _model in MODELS.items():

@@ -21,6 +21,7 @@ from kvobs.sources.transformers._caches import CacheRecord
 from kvobs.sources.transformers._calls import query_shape
 
 BLOCK_TOKENS = 16
+VERIFIED = (5, 24)  # of transformers: how masks are made from a cache's sizes is its own affair
 LOOKED_AT = ("eager", "sdpa")
 _ALIBI = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 NOTHING = "No block of tokens is Pending Evict in every layer and row of a cache that may be cut."
@@ -118,9 +119,20 @@ class Cuts:
 # -- what allows a cut ---------------------------------------------------------------------------------
 
 
+def version_refusal() -> str:
+    """Why nothing is cut under this transformers; empty where it may be. 5.0 pads by keys and not by positions."""
+    version = str(getattr(sys.modules.get("transformers"), "__version__", "0"))
+    numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
+    known = ".".join(map(str, VERIFIED))
+    older = f"transformers {version} is older than {known}, with which cuts were verified."
+    return "" if numbers >= VERIFIED else older
+
+
 def refusal(record: CacheRecord, growth: Growth) -> str:
     """Why this cache may not be cut now, as a sentence; empty where it may."""
     cache, layers = record.cache(), record.layers() or []
+    if why := version_refusal():
+        return why
     module = sys.modules.get("transformers.cache_utils")
     if module is None or type(cache) is not module.DynamicCache or getattr(cache, "offloading", False):
         return f"A {type(cache).__name__} is not cut, only a plain DynamicCache is."
