@@ -1,6 +1,6 @@
 # Each target does all its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench soak pressure gpu lint docs picture programs clean
+.PHONY: help setup demo test bench soak pressure levels gpu lint docs picture programs clean
 
 READY := .venv/.ready
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -28,6 +28,9 @@ soak: $(READY) ## Run many sessions on two virtual GPUs for 10,000 steps and add
 
 pressure: $(READY) ## Measure the breaker on real vLLM servers under KV pressure (PRESSURE_ARGS="--python PYTHON").
 	@.venv/bin/python -m kvobs.lab.breaker_vllm $(PRESSURE_ARGS)
+
+levels: $(READY) ## Measure the breaker under rising chat load on the virtual GPU, 20 runs of each arm (LEVELS_ARGS=--quick).
+	@.venv/bin/python -m kvobs.lab.breaker_levels $(LEVELS_ARGS)
 
 gpu: $(READY) ## Record, replay and score on one CUDA GPU (GPU_ARGS="--model DIR"); six minutes at most.
 	@.venv/bin/python tests/gpu/record.py --out build/gpu $(GPU_ARGS)

@@ -26,6 +26,7 @@ SECOND = 10**9
 LIMITS_NS = (SECOND // 5, 6 * SECOND // 5, 3 * SECOND)
 # An order waits so long for the engine's safe point: a step on a CPU takes longer than the least of these limits.
 PATIENCE_NS = 10 * SECOND
+AGAIN_NS = SECOND  # what acts on what is there is ordered again no more often
 MOST_CAUSES = 256  # that are remembered
 MOST_COMMANDS = 64  # that wait for the next tick
 _log = logging.getLogger("kvobs")
@@ -47,6 +48,7 @@ class Breaker:
         self._commands: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.probing = Probing()
+        self._given_ns: dict[int, int] = {}  # when each level's latest orders were given
         self._orders = 0  # generations of orders, in one line for all scopes and levels
         self.causes: dict[int, model.Decided | str] = {}  # why the latest orders were given, by their generation
         self._failed: set[str] = set()
@@ -150,6 +152,8 @@ class Breaker:
         decided = [told for scope in dict.fromkeys([*self._states, *signals])
                    if (told := self._step(scope, signals.get(scope, {}), now_ns)) is not None]
         self.probing.begin(self.policy, self._states, now_ns)
+        if self.mode == ACT:
+            self._order_again(now_ns)
         return decided
 
     def _step(self, scope: str, signals: dict[str, Reading], now_ns: int) -> model.Decided | None:
@@ -207,7 +211,14 @@ class Breaker:
         elif transition.before is Phase.OPEN and not self._applied(transition.level):
             self._give(transition.level, now_ns, why, undo=True)
 
-    def _give(self, level: int, now_ns: int, why: model.Decided | str, *, undo: bool) -> None:
+    def _order_again(self, now_ns: int) -> None:
+        """Of open levels what acts on what is there: sessions that have fallen idle since, say."""
+        for level in [number for number in range(1, len(LEVELS)) if self._applied(number)]:
+            if now_ns - self._given_ns.get(level, now_ns) >= AGAIN_NS:
+                self._give(level, now_ns, f"Level {level} ({LEVELS[level]}) is still open.", undo=False, again=True)
+
+    def _give(self, level: int, now_ns: int, why: model.Decided | str, *, undo: bool, again: bool = False) -> None:
+        self._given_ns[level] = now_ns
         self._orders += 1
         self.causes[self._orders] = why
         self.causes.pop(self._orders - MOST_CAUSES, None)
@@ -220,7 +231,8 @@ class Breaker:
         for actuator in actuators:
             try:
                 for one in actuator.capabilities():
-                    if one.level == level and (one.reversible or not undo):
+                    wanted = one.again and actuator.plan(one.kind).bytes if again else one.reversible or not undo
+                    if one.level == level and wanted:
                         actuator.submit(model.Order(level, one.kind, self._orders, until_ns, undo, limit_ns))
             except Exception as error:
                 self._say(f"the actuator {getattr(actuator, 'name', type(actuator).__name__)}", error)

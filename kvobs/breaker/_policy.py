@@ -15,7 +15,7 @@ from kvobs.breaker._signals import signal_named
 from kvobs.breaker._states import Level, Policy
 from kvobs.config import ConfigError, parse_duration
 
-PRESETS = ("default", "article")
+PRESETS = ("default", "article", "growing")
 LEVELS = 3
 MOST_LEAVES, MOST_DEPTH = 32, 8
 

@@ -230,7 +230,7 @@ SETTINGS: tuple[Setting, ...] = (
             "let device calls of the virtual GPU take the medians that are published of such a GPU (modelled)"),
     Setting("breaker", _one_of("off", "observe", "act"), "off, observe or act",
             "the breaker: observe decides and tells, act does it too"),
-    Setting("breaker_policy", _name, "default, article or a TOML file", "when the breaker's levels begin and end"),
+    Setting("breaker_policy", _name, "default, article, growing or a TOML file", "when the breaker's levels begin and end"),
     Setting("control_token", _token, "16 to 256 ASCII characters without a space, or off",
             "what POST /breaker/… demands; without it the one in the file control-token beside the store", secret=True),
     Setting("cut_pending_evict", _boolean, "true or false",

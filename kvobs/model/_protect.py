@@ -9,12 +9,17 @@ import msgspec
 
 
 class Capability(msgspec.Struct, frozen=True, gc=False):
-    """Something that an actuator can do: at which level, by which name, and whether it can be undone."""
+    """Something that an actuator can do: at which level, by which name, and whether it can be undone.
+
+    ``again``: it acts on what is there at that moment, so that it is worth ordering again while its level stays open,
+    whenever its plan says that it would give something back.
+    """
 
     level: int
     kind: str
     reversible: bool
     meaning: str
+    again: bool = False
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):

@@ -46,7 +46,7 @@ def test_a_file_is_read_and_a_missing_one_is_told(tmp_path: Path) -> None:
     """A path is read as TOML; one that is not there is told with the presets' names."""
     (tmp_path / "p.toml").write_text(GOOD)
     assert load_policy(str(tmp_path / "p.toml")).name == "mine"
-    with pytest.raises(PolicyError, match=r"neither a file nor one of the presets default, article\."):
+    with pytest.raises(PolicyError, match=r"neither a file nor one of the presets default, article, growing\."):
         load_policy(str(tmp_path / "q.toml"))
 
 

@@ -50,7 +50,8 @@ class Actions:
                    self._plan_chunks, self._chunks, self._plain),
             Action(Capability(1, "compact", False, "Copy K and V that waste room or pin a segment into exact buffers, "
                                                    "and return empty segments."), self._plan_compact, self._compact),
-            Action(Capability(2, "offload", True, "Move idle caches to host memory; each is back before it is used."),
+            Action(Capability(2, "offload", True, "Move idle caches to host memory; each is back before it is used.",
+                              again=True),
                    self._plan_offload, self._offload, self._fetch_all),
             *self._cutting(),
         ), emit, idle=self.uses.idle)

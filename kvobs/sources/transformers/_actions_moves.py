@@ -23,6 +23,7 @@ from kvobs.sources.transformers._caches import CacheRecord
 MOST_SHARE = 0.5  # a segment that is used more than this is not worth emptying
 PACKED = 0.8  # of the free bytes elsewhere, which lie in pieces
 TRIES = 8
+BACK = 0.25  # of what is free: more is not brought back before it is used, for it would be short again at once
 _GROUP = ("device", "stream", "segment_pool_id", "segment_type")
 _NAMES = ("keys", "values")
 
@@ -38,6 +39,17 @@ class Device(msgspec.Struct):
         if self.torch is None:
             return 0
         return sum(int(self.torch.stats(index)[family]["all"]["current"]) for index in range(self.torch.device_count()))
+
+    def free(self) -> int:
+        """Bytes that all devices have free, in the allocator's hands or not."""
+        if self.torch is None:
+            return 0
+        given = 0
+        for index in range(self.torch.device_count()):
+            free, allowed = self.torch.free_bytes(self.kind, index)
+            reserved = int(self.torch.stats(index)["reserved_bytes"]["all"]["current"])
+            given += free if allowed is None else min(free, max(allowed - reserved, 0))
+        return given + self.figure("reserved_bytes") - self.figure("allocated_bytes")
 
     def synchronise(self) -> None:
         """Wait for all devices: what is moved may have been written on another thread's stream."""
@@ -264,8 +276,15 @@ class Moves:
         return True
 
     def fetch_all(self, device: Device) -> int:
-        """Bring back all that is away, of whatever cache; how many caches had no room."""
-        failed = sum(not self.fetch(record, lambda: device) for record in self._everything())
+        """Bring back what is away, of whatever cache, the latest used first; how many caches there was no room for."""
+        room, failed = BACK * device.free(), 0
+        for record in sorted(self._everything(), key=lambda one: one.used_ns or 0, reverse=True):
+            size = sum(tensor.nbytes for layer in record.layers() or () if self._growth.is_away(layer)
+                       for tensor in (layer.keys, layer.values))
+            if size and (size > room or not self.fetch(record, lambda: device)):
+                failed += 1
+            else:
+                room -= size
         device.synchronise()
         return failed
 
