@@ -143,6 +143,29 @@ def _chatted(engine: Caches, session: list[int], length: int, new: int) -> Any:
         engine.watch.bus.active = True
 
 
+def recalled() -> dict[str, Any]:
+    """Idle sessions are recalled to a device that is nearly full: what comes back of what was free, and the rest."""
+    with caches(FIRST, idle_ns=1) as engine:
+        sessions = [_wide(engine, seed) for seed in range(8)]
+        size = sum(tensor.nbytes for tensor in _tensors(sessions[0]))
+        content = [tensor.cpu().clone() for tensor in _tensors(*sessions)]
+        engine.order("offload")
+        torch.accelerator.empty_cache()
+        hog = torch.empty(torch.vgpu.mem_get_info(0)[0] - 10 * size, dtype=torch.uint8, device=FIRST)
+        free = torch.vgpu.mem_get_info(0)[0] + _stat("reserved_bytes") - _stat("allocated_bytes")
+        before = _stat("allocated_bytes")
+        undone = engine.order("offload", undo=True)
+        came = _stat("allocated_bytes") - before
+        away = sum(tensor.device.type == "cpu" for tensor in _tensors(*sessions)) // len(_tensors(sessions[0]))
+        same = all(map(torch.equal, content, (tensor.cpu() for tensor in _tensors(*sessions))))
+        del hog
+        for session in sessions:
+            session.crop(-4)  # brings its own back
+        back = sorted({str(tensor.device) for tensor in _tensors(*sessions)})
+        return {"size": size, "free": free, "came": came, "away": away, "done": undone.done, "told": undone.reason,
+                "same": same, "back": back}
+
+
 def unseen() -> dict[str, Any]:
     """A session that lies in host memory is used while observation pauses, and after it was uninstalled."""
     with caches(FIRST, idle_ns=1) as engine:

@@ -58,6 +58,17 @@ def test_idle_sessions_are_offloaded_and_come_back() -> None:
     assert not seen["late"]
 
 
+def test_what_is_recalled_leaves_room() -> None:
+    """A quarter of what is free goes to recalled sessions; the others stay away and come back when they are used."""
+    seen = scene("recalled")
+    assert 0 < seen["came"] <= seen["free"] / 4 < seen["came"] + 2 * seen["size"]
+    assert seen["away"] == 8 - seen["came"] // seen["size"]
+    assert seen["done"]
+    assert str(seen["away"]) in seen["told"]
+    assert seen["same"]
+    assert seen["back"] == ["vgpu:0"]
+
+
 def test_what_is_away_comes_back_where_nobody_watches() -> None:
     """While observation pauses, and after it has ended, a session in host memory answers as ever."""
     assert scene("unseen") == {"before": ["cpu"], "paused": True, "closed": ["vgpu:0"], "later": True}

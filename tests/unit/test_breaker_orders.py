@@ -144,3 +144,53 @@ def test_events_of_the_process_reach_the_machine() -> None:
     breaker.fold([events.blocks(), model.OutOfMemory(SECOND, None, "", "")])
     told, = breaker.tick(SECOND, [])
     assert (told.scope, told.level, told.readings) == ("tiny@cpu", 1, (("out_of_memory", 1.0),))
+
+
+class Again(Hands):
+    """Its offload acts on what is there: ``idle`` bytes, which its plan tells."""
+
+    idle = 0
+
+    def capabilities(self) -> Sequence[model.Capability]:
+        return [model.Capability(1, "chunk", True, ""), model.Capability(2, "offload", True, "", again=True)]
+
+    def plan(self, kind: str) -> model.Effect:
+        return model.Effect(self.idle, None)
+
+
+def test_what_acts_on_what_is_there_is_ordered_again_while_its_level_is_open() -> None:
+    """Once a second while its plan gives something back, with newer generations; not in observe, not once it closed."""
+    hands = Again("caches")
+    scene = Scene(ACT, hands)
+    scene.under(2.5, 4)
+    before = orders(hands)
+    scene.under(2.5, 5)
+    assert orders(hands) == before  # nothing is idle
+    hands.idle = 7
+    scene.under(2.5, 3)
+    assert orders(hands)[len(before):] == 3 * [(2, "offload", False)]
+    fresh = [one.generation for one in hands.orders[len(before):]]
+    assert fresh == sorted(set(fresh))
+    assert all("still open" in str(scene.breaker.causes[one]) for one in fresh)
+    scene.under(0.0, 12)
+    closed = len(hands.orders)
+    assert orders(hands)[-2:] == [(2, "offload", True), (1, "chunk", True)]
+    scene.under(0.0, 5)
+    assert len(hands.orders) == closed
+    watched = Again("watched")
+    watched.idle = 7
+    Scene(OBSERVE, watched).under(2.5, 9)
+    assert watched.orders == []
+
+
+def test_a_plan_that_fails_is_said_once_and_the_others_are_ordered_again() -> None:
+    """An actuator whose plan raises costs nobody else its orders."""
+    class Broken(Again):
+        def plan(self, kind: str) -> model.Effect:
+            raise RuntimeError("broken")
+
+    broken, whole = Broken("broken"), Again("whole")
+    whole.idle = 7
+    scene = Scene(ACT, broken, whole)
+    scene.under(2.5, 8)
+    assert orders(whole).count((2, "offload", False)) > orders(broken).count((2, "offload", False)) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_load_is_the_same_for_the_same_seed_and_another_for_another() -> None:
 def test_an_even_trace_gives_sessions_at_the_asked_rate() -> None:
     """A trace whose requests come at equal distances gives rate times seconds sessions, with halved lengths."""
     found = sessions(TRACE, Load("even", 100, 0.5, 0.5), 0)
-    gaps = [after.arrival_s - before.arrival_s for before, after in zip(found, found[1:], strict=False)]
+    gaps = [after.arrival_s - before.arrival_s for before, after in itertools.pairwise(found)]
     wrapped = [gap for gap in gaps if gap != pytest.approx(2.0)]
     assert all(gap == pytest.approx(0.0) for gap in wrapped)  # where the trace begins again
     assert len(found) in (49, 50)
@@ -98,7 +99,9 @@ def test_admission_follows_the_gate() -> None:
     assert front.ask("b", "sheddable")[0] is None
     lines = [front.ask(name, "normal")[0] for name in "cdef"]
     critical, limits = front.ask("g", "critical")
-    assert critical is not None and active(critical) and limits == Limits()
+    assert critical is not None
+    assert active(critical)
+    assert limits == Limits()
     assert all(ticket is not None and waiting(ticket) for ticket in lines)
     board.limits = (Limits(), Limits(), Limits())
     front.settle()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -40,16 +41,17 @@ class Device(msgspec.Struct):
             return 0
         return sum(int(self.torch.stats(index)[family]["all"]["current"]) for index in range(self.torch.device_count()))
 
-    def free(self) -> int:
-        """Bytes that all devices have free, in the allocator's hands or not."""
-        if self.torch is None:
-            return 0
-        given = 0
-        for index in range(self.torch.device_count()):
-            free, allowed = self.torch.free_bytes(self.kind, index)
-            reserved = int(self.torch.stats(index)["reserved_bytes"]["all"]["current"])
-            given += free if allowed is None else min(free, max(allowed - reserved, 0))
-        return given + self.figure("reserved_bytes") - self.figure("allocated_bytes")
+    def free(self) -> list[int]:
+        """Bytes that each device has free, in the allocator's hands or not."""
+        found: list[int] = []
+        for index in range(self.torch.device_count()) if self.torch is not None else ():
+            assert self.torch is not None
+            stats = self.torch.stats(index)
+            reserved, allocated = (int(stats[family]["all"]["current"]) for family in ("reserved_bytes",
+                                                                                       "allocated_bytes"))
+            free, allowed = self.torch.free_bytes(self.kind, index) if reserved else (0, None)
+            found.append((free if allowed is None else min(free, max(allowed - reserved, 0))) + reserved - allocated)
+        return found
 
     def synchronise(self) -> None:
         """Wait for all devices: what is moved may have been written on another thread's stream."""
@@ -277,14 +279,20 @@ class Moves:
 
     def fetch_all(self, device: Device) -> int:
         """Bring back what is away, of whatever cache, the latest used first; how many caches there was no room for."""
-        room, failed = BACK * device.free(), 0
+        room = [BACK * free for free in device.free()]
+        failed = 0
         for record in sorted(self._everything(), key=lambda one: one.used_ns or 0, reverse=True):
-            size = sum(tensor.nbytes for layer in record.layers() or () if self._growth.is_away(layer)
-                       for tensor in (layer.keys, layer.values))
-            if size and (size > room or not self.fetch(record, lambda: device)):
+            away = [layer for layer in record.layers() or () if self._growth.is_away(layer)]
+            sizes = Counter[int]()
+            for layer in away:
+                sizes[layer.device.index or 0] += layer.keys.nbytes + layer.values.nbytes
+            fits = all(index >= len(room) or size <= room[index] for index, size in sizes.items())
+            if away and not (fits and self.fetch(record, lambda: device)):
                 failed += 1
-            else:
-                room -= size
+                continue
+            for index, size in sizes.items():
+                if index < len(room):
+                    room[index] -= size
         device.synchronise()
         return failed
 
