@@ -75,7 +75,7 @@ class Watched:
         return found
 
     def decided(self) -> list[tuple[int, str]]:
-        return [(one["level"], one["after"]) for one in self.log() if one["kind"] == "decision"]
+        return [(one["level"], one["after"]) for one in self.log() if one["what"] == "decision"]
 
     def reaches(self, level: int) -> None:
         wait_until(lambda: [row["level"] for row in self.status()] == [level], 60, f"level {level}")
@@ -107,7 +107,7 @@ def test_decisions_are_told_and_operators_are_obeyed(watched: Watched) -> None:
     watched.reaches(0)
     wait_until(lambda: watched.decided()[-1:] == [(1, "closed")] and len(watched.decided()) > 6, 60, "the end of it")
     told = watched.log()
-    decided = [one for one in told if one["kind"] == "decision"]
+    decided = [one for one in told if one["what"] == "decision"]
     walk = [(one["level"], one["after"]) for one in decided]
     assert walk == [(1, "open"), (2, "open"), (2, "half-open"), (2, "closed"), (1, "half-open"), (1, "closed"),
                     (1, "open"), (1, "half-open"), (1, "closed")]
