@@ -16,7 +16,7 @@ from streamlit_app.breaker_data import Span
 
 NAMES = ("0 normal", "1 reorganise", "2 offload", "3 degrade")
 COLOURS = ("#BBBBBB", "#56B4E9", "#E69F00", "#D55E00")  # Okabe and Ito's, told apart with any colour vision
-ROW, AROUND = 32, 150  # pixels: a scope, and the axis with the legend
+ROW, AROUND = 30, 140  # pixels: a scope, and the axis with the legend
 
 
 def replayed_spans(scope: str, found: WouldHave, begin_ns: int, end_ns: int) -> list[Span]:
@@ -37,14 +37,14 @@ def timeline(spans: Sequence[Span], decisions: Iterable[Stored[Decided]], begin_
         return None
     table = pd.DataFrame([{"scope": one.scope, "level": NAMES[one.level], "begin": _time(one.begin_ns),
                            "end": _time(one.end_ns)} for one in spans])
-    begin_ns = max(begin_ns, min(one.begin_ns for one in spans))  # a process that began lately fills the width
+    begin_ns = max(begin_ns, min(one.begin_ns for one in spans))  # the part before it has nothing to show
     within = alt.Scale(domain=[_time(begin_ns).isoformat(), _time(end_ns).isoformat()], type="utc")
     axis = alt.Axis(format="%H:%M:%S", labelOverlap="greedy", tickCount=6)
     y = alt.Y("scope:N", title=None, sort=list(dict.fromkeys(table["scope"])), axis=alt.Axis(labelLimit=220))
     bars = alt.Chart(table).mark_bar(height=18).encode(
         x=alt.X("begin:T", title="UTC", scale=within, axis=axis), x2="end:T", y=y,
         color=alt.Color("level:N", scale=alt.Scale(domain=list(NAMES), range=list(COLOURS)),
-                        legend=alt.Legend(title="level", orient="bottom", columns=4)),
+                        legend=alt.Legend(title=None, orient="bottom", columns=4)),
         tooltip=["scope:N", "level:N", alt.Tooltip("begin:T", format="%H:%M:%S"),
                  alt.Tooltip("end:T", format="%H:%M:%S")])
     marks = [{"scope": one.record.scope, "at": _time(one.wall_ns), "reason": one.record.reason} for one in decisions

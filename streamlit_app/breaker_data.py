@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvobs import store
 from kvobs.breaker import Policy
@@ -18,7 +18,8 @@ LEVEL = "kvobs.breaker.level"
 NOTHING = ("No process of this store has a breaker. In mode observe it decides and tells, and does nothing. "
            "For example:")
 COMMAND = "KVOBS_BREAKER=observe kvobs run -- python serve.py"
-MOST = 500  # decisions and actions, the newest
+FACT = "breaker"  # how the subjects of its facts begin
+BEFORE_END_NS = 60 * data.SECOND_NS  # of a process its last level is sought there first
 HORIZON_S = 60.0
 GAP_NS = 10 * data.SECOND_NS  # without a word for so long, a level is not known
 REPLAYED_NS = 6 * 3600 * data.SECOND_NS  # of the past
@@ -75,13 +76,13 @@ class Breaker:
 
 
 def with_breaker(path: str) -> dict[str, str]:
-    """The processes that have, or had, a breaker, and what each is called.
+    """The processes that have, or had, a breaker (or were refused one), and what each is called.
 
     Raises:
         NothingYet, StoreError: as ``data.open_store``; no process has one.
     """
     reader = data.open_store(path)
-    found = {point.process for point in reader.points(LEVEL)}
+    found = {fact.process for fact in reader.availability() if fact.record.subject.startswith(FACT)}
     if not found:
         raise data.NothingYet(NOTHING, COMMAND)
     every = reader.processes()
@@ -98,55 +99,63 @@ def breaker(path: str, process: str, range_s: float, now_ns: int | None = None) 
     reader = data.open_store(path, process)
     one, = reader.processes()
     now = time.time_ns() if now_ns is None else now_ns
-    points = reader.points(LEVEL)
-    newest = max((point.wall_ns for point in points), default=None)
+    last = _last(reader)
+    newest = last[-1].wall_ns if last else None
     until = now if one.alive or newest is None else min(now, newest)
     since = until - int(range_s * data.SECOND_NS)
-    decided = store.decisions(reader, since)[-MOST:]
-    facts = [fact for fact in reader.availability() if fact.record.subject.startswith("breaker")]
-    latest = {point.attributes["scope"]: point for point in points if newest is not None
+    facts = [fact for fact in reader.availability() if fact.record.subject.startswith(FACT)]
+    latest = {point.attributes["scope"]: point for point in last if newest is not None
               and point.wall_ns > newest - GAP_NS}
     return Breaker(
-        process=one, mode=next((point.attributes["mode"] for point in reversed(points)), ""),
+        process=one, mode=next((point.attributes["mode"] for point in reversed(last)), ""),
         policy=next((fact.record.reason for fact in facts if fact.record.subject == "breaker policy"), ""),
         levels={scope: int(point.value) for scope, point in sorted(latest.items())},
-        spans=spans(points, since, until), begin_ns=since, end_ns=until, decisions=decided,
-        actions=store.actions(reader, since)[-MOST:], standings=_standings(reader, until),
+        spans=spans(reader.points(LEVEL, since, until + 1), since, until), begin_ns=since, end_ns=until,
+        decisions=store.decisions(reader, since), actions=store.actions(reader, since),
+        standings=_standings(reader, until),
         untold=sorted(fact.record.subject.removeprefix("breaker signal ") for fact in facts
                       if fact.record.subject.startswith("breaker signal ") and not fact.record.available),
         facts=facts, age_s=None if newest is None else (now - newest) / data.SECOND_NS)
 
 
-def spans(points: Sequence[Point], since_ns: int, until_ns: int) -> list[Span]:
+def spans(points: Iterable[Point], since_ns: int, until_ns: int) -> list[Span]:
     """Samples of levels as spans of one level each; where nothing was told for a while there is none."""
     made: list[Span] = []
-    last: dict[str, Span] = {}
+    at: dict[str, int] = {}  # where in it the latest span of a scope is
     for point in sorted(points, key=lambda one: one.wall_ns):
         if not since_ns <= point.wall_ns <= until_ns:
             continue
         scope, level = point.attributes["scope"], int(point.value)
-        before = last.get(scope)
-        if before is not None and point.wall_ns - before.end_ns <= GAP_NS:
-            made.remove(before)
-            before = Span(scope, before.level, before.begin_ns, point.wall_ns)
-            made.append(before)
-            last[scope] = before
+        if scope in at and point.wall_ns - made[at[scope]].end_ns <= GAP_NS:
+            before = made[at[scope]] = replace(made[at[scope]], end_ns=point.wall_ns)
             if before.level == level:
                 continue
-        last[scope] = Span(scope, level, point.wall_ns, point.wall_ns)
-        made.append(last[scope])
+        at[scope] = len(made)
+        made.append(Span(scope, level, point.wall_ns, point.wall_ns))
     return made
 
 
-def became(decision: Stored[Decided], decisions: Sequence[Stored[Decided]],
-           actions: Sequence[Stored[ActionTaken]]) -> list[ActionTaken]:
-    """What became of the orders that a decision gave: answers of its level and direction until the level's next one."""
-    later = [one.wall_ns for one in decisions if one.record.level == decision.record.level
-             and one.wall_ns > decision.wall_ns]
-    end = min(later, default=decision.wall_ns + 60 * data.SECOND_NS)
-    undo = decision.record.after != "open"
-    return [one.record for one in actions if one.record.level == decision.record.level and one.record.undo == undo
-            and decision.wall_ns <= one.wall_ns < end]
+def became(decisions: Sequence[Stored[Decided]], actions: Sequence[Stored[ActionTaken]]) -> list[list[ActionTaken]]:
+    """What became of the orders that each decision gave: an answer is of the latest decision of its level before it
+    that gave such an order. Opening orders, and leaving ``open`` takes back. By time: a store has no other link.
+    """
+    made: list[list[ActionTaken]] = [[] for _ in decisions]
+    gave: dict[tuple[int, bool], int] = {}  # the latest decision that ordered, or took back, at a level
+    told = iter(enumerate(decisions))
+    number, decision = next(told, (0, None))
+    for action in actions:
+        while decision is not None and decision.wall_ns <= action.wall_ns:
+            level = decision.record.level
+            if decision.record.after == "open":
+                gave[level, False] = number
+                gave.pop((level, True), None)
+            elif decision.record.before == "open":
+                gave[level, True] = number
+            number, decision = next(told, (0, None))
+        found = gave.get((action.record.level, action.record.undo))
+        if found is not None:
+            made[found].append(action.record)
+    return made
 
 
 def _standings(reader: StoreReader, until_ns: int) -> list[Standing]:
@@ -169,9 +178,21 @@ def _standings(reader: StoreReader, until_ns: int) -> list[Standing]:
          if point.attributes["objective"] == one and point.value]) for one in objectives]
 
 
+def _last(reader: StoreReader) -> list[Point]:
+    """The last levels of the reader's process. A store holds days of samples, and a page looks every second."""
+    one, = reader.processes()
+    end = one.ended_wall_ns or one.heartbeat_wall_ns or 0
+    return reader.points(LEVEL, end - BEFORE_END_NS) or reader.points(LEVEL)
+
+
+def _since(reader: StoreReader) -> int:
+    last = _last(reader)
+    return (last[-1].wall_ns if last else 0) - REPLAYED_NS
+
+
 def _samples(reader: StoreReader) -> dict[str, list[Point]]:
-    end = max((point.wall_ns for point in reader.points(LEVEL)), default=0)
-    return {metric: reader.points(metric, end - REPLAYED_NS) for metric in WANTED}
+    since = _since(reader)
+    return {metric: reader.points(metric, since) for metric in WANTED}
 
 
 def replay(path: str, process: str, policy: Policy) -> WouldHave:
@@ -191,7 +212,5 @@ def judged(path: str, process: str) -> WouldHave:
         NothingYet, StoreError: as ``data.open_store``.
     """
     reader = data.open_store(path, process)
-    samples = _samples(reader)
-    end = max((point.wall_ns for point in reader.points(LEVEL)), default=0)
-    made = store.decisions(reader, end - REPLAYED_NS)
+    samples, made = _samples(reader), store.decisions(reader, _since(reader))
     return hindsight(process, [one.record for one in made], [one.wall_ns for one in made], samples, HORIZON_S)

@@ -7,15 +7,14 @@ import functools
 import streamlit as st
 
 from kvobs.breaker import PRESETS, PolicyError, load_policy, parse_policy
-from kvobs.breaker.simulator import UNKNOWN
 from streamlit_app import breaker_chart, breaker_data, breaker_words, units
 from streamlit_app.views import _common
 
 RANGES: dict[str, float] = {"5 min": 300, "15 min": 900, "1 h": 3600, "6 h": 21600}
 TABLE = 420  # pixels
 OWN = "a policy of your own"
-WIDTHS = {"when (UTC)": 90, "scope": 130, "level": 110, "from": 80, "to": 80, "reason": 300, "signals": 300,
-          "not done instead": 300, "effect": 420}
+WIDTHS = {"when (UTC)": 85, "scope": 90, "level": 105, "change": 140, "reason": 235, "effect": 420, "signals": 200,
+          "not done instead": 300}
 
 
 def render(store: str) -> None:
@@ -62,6 +61,8 @@ def _draw(store: str, process: str, reach: str) -> None:
                    "and 6h), 3 (2h and 1d) and 1 (6h and 3d).")
     st.subheader("Decisions")
     _table(breaker_words.decision_rows(found), f"Nothing was decided in the last {reach}.")
+    if len(found.decisions) > breaker_words.MOST:
+        st.caption(f"The newest {breaker_words.MOST:,} of {len(found.decisions):,}; kvobs breaker log tells all.")
     st.subheader("Actions")
     _table(breaker_words.action_rows([one.record for one in found.actions]),
            "Nothing is ordered in this mode." if found.mode != "act" else f"Nothing was ordered in the last {reach}.")
@@ -86,8 +87,8 @@ def _replay(store: str, process: str, reach: str) -> None:
         except PolicyError as error:
             st.error(units.plain(str(error)))
             return
-        st.session_state["breaker-replayed"] = process, breaker_data.replay(store, process, policy)
-    replayed_of, replayed = st.session_state.get("breaker-replayed", ("", None))
+        st.session_state["breaker-replayed"] = process, breaker_data.replay(store, process, policy), policy
+    replayed_of, replayed, policy_of = st.session_state.get("breaker-replayed", ("", None, None))
     if replayed is None or replayed_of != process:
         return
     found = breaker_data.breaker(store, process, RANGES[reach])
@@ -95,8 +96,7 @@ def _replay(store: str, process: str, reach: str) -> None:
     spans = breaker_chart.replayed_spans(f"replay: {replayed.policy}", replayed, since, found.end_ns)
     _common.chart(breaker_chart.timeline([*found.spans, *spans], [], found.begin_ns, found.end_ns),
                   f"No level was told of in the last {reach}.")
-    st.caption(f"Modelled: {replayed.policy} would have made {len(replayed.transitions):,} transitions over "
-               f"{replayed.instants:,} instants; recorded decisions are above. {UNKNOWN}")
+    st.caption(units.plain(breaker_words.replay(replayed, policy_of, found.decisions)))
 
 
 def _table(rows: list[dict[str, object]], none: str) -> None:

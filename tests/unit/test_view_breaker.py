@@ -16,7 +16,7 @@ pytest.importorskip("altair")
 from kvobs import model
 from kvobs.breaker.simulator import hindsight
 from kvobs.catalog import BY_NAME
-from kvobs.store import Point, StoreWriter
+from kvobs.store import Point, Stored, StoreWriter
 from streamlit_app import breaker_chart, breaker_data, breaker_words
 from tests.events import step
 from tests.unit.test_view_pages import run, text
@@ -118,6 +118,31 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_bars() -> None:
     told = [Point("p", at * SECOND, {"scope": "s", "mode": "act"}, 1.0, None, None, None) for at in (0, 1, 30, 31)]
     assert [(one.begin_ns // SECOND, one.end_ns // SECOND) for one in breaker_data.spans(told, 0, 99 * SECOND)] == [
         (0, 1), (30, 31)]
+
+
+def test_an_answer_belongs_to_the_decision_that_ordered_it() -> None:
+    """Also when it comes after the next decision, when another scope decides meanwhile, and minutes later while the
+    level stays open; what an end without a decision takes back belongs to none.
+    """
+    made = [Stored("p", one.t_ns, one) for one in [
+        decided(1, 1, "closed", "open", "a"), decided(2, 2, "closed", "open", "a"), decided(3, 1, "open", "half-open"),
+        decided(4, 1, "half-open", "closed", "a"), decided(9, 1, "closed", "open", "b")]]
+    answers = [Stored("p", one.t_ns, one) for one in [
+        taken(0.5, 1, "early"), taken(2.5, 1, "beside"), taken(3.5, 1, "late"), taken(4.5, 1, "undone", undo=True),
+        taken(200, 1, "again"), taken(300, 2, "again"), taken(301, 1, "ends", undo=True)]]
+    assert [[one.kind for one in every] for every in breaker_data.became(made, answers)] == [
+        ["beside", "late"], ["again"], ["undone"], [], ["again"]]
+
+
+def test_a_process_whose_policy_was_refused_says_why(tmp_path: Path) -> None:
+    """It has no level, and the page tells the reason instead of a figure."""
+    writer = StoreWriter(tmp_path, 256 * 1024**2, "p1")
+    writer.write([model.Availability("breaker", False, "The policy x.toml needs 3 tables."), step()])
+    writer.close()
+    found = run("breaker", tmp_path)
+    assert not found.error
+    assert {metric.label: metric.value for metric in found.metric}["Level now"] == "not known yet"
+    assert any("needs 3 tables" in table.value.to_string() for table in found.table)
 
 
 def test_hindsight_counts_openings_and_troubles_by_hand(tmp_path: Path) -> None:
