@@ -144,15 +144,16 @@ def _chatted(engine: Caches, session: list[int], length: int, new: int) -> Any:
 
 
 def recalled() -> dict[str, Any]:
-    """Idle sessions are recalled to a device that is nearly full: what comes back of what was free, and the rest."""
+    """Idle sessions are recalled to a device of which half and room for three of them is free."""
     with caches(FIRST, idle_ns=1) as engine:
         sessions = [_wide(engine, seed) for seed in range(8)]
         size = sum(tensor.nbytes for tensor in _tensors(sessions[0]))
         content = [tensor.cpu().clone() for tensor in _tensors(*sessions)]
         engine.order("offload")
         torch.accelerator.empty_cache()
-        hog = torch.empty(torch.vgpu.mem_get_info(0)[0] - 10 * size, dtype=torch.uint8, device=FIRST)
-        free = torch.vgpu.mem_get_info(0)[0] + _stat("reserved_bytes") - _stat("allocated_bytes")
+        half = torch.vgpu.mem_get_info(0)[1] // 2
+        room = 3.5 * size - (half - _stat("allocated_bytes"))
+        hog = torch.empty(-int(room), dtype=torch.uint8, device=FIRST)
         before = _stat("allocated_bytes")
         undone = engine.order("offload", undo=True)
         came = _stat("allocated_bytes") - before
@@ -162,7 +163,7 @@ def recalled() -> dict[str, Any]:
         for session in sessions:
             session.crop(-4)  # brings its own back
         back = sorted({str(tensor.device) for tensor in _tensors(*sessions)})
-        return {"size": size, "free": free, "came": came, "away": away, "done": undone.done, "told": undone.reason,
+        return {"size": size, "came": came, "away": away, "done": undone.done, "told": undone.reason,
                 "same": same, "back": back}
 
 

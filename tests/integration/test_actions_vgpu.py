@@ -59,12 +59,12 @@ def test_idle_sessions_are_offloaded_and_come_back() -> None:
 
 
 def test_what_is_recalled_leaves_room() -> None:
-    """A quarter of what is free goes to recalled sessions; the others stay away and come back when they are used."""
+    """Three sessions come back, since half of the device stays free then; the others come back when they are used."""
     seen = scene("recalled")
-    assert 0 < seen["came"] <= seen["free"] / 4 < seen["came"] + 2 * seen["size"]
-    assert seen["away"] == 8 - seen["came"] // seen["size"]
+    assert 3 * seen["size"] <= seen["came"] < 4 * seen["size"]
+    assert seen["away"] == 5
     assert seen["done"]
-    assert str(seen["away"]) in seen["told"]
+    assert "5 caches" in seen["told"]
     assert seen["same"]
     assert seen["back"] == ["vgpu:0"]
 

@@ -30,6 +30,7 @@ NONE_IDLE = "No cache on an accelerator has been without a step for {seconds:g} 
 ON_HOST = "All caches lie in host memory already."
 NONE_GROWS = "No live cache grows by concatenation; there are {kinds}."
 OTHERS = "Layers of {kinds} stay as they are."
+STAY = "{failed} caches stay in host memory, for want of room, and come back when they are used."
 _log = logging.getLogger("kvobs")
 
 
@@ -191,8 +192,7 @@ class Actions:
 
     def _fetch_all(self, deadline_ns: int) -> Result:
         failed = self._moves.fetch_all(find_device()) if self.growth.any_away() else 0
-        return Result(True, 0, f"{failed} caches have no room on their device and come back when they are used."
-                      if failed else "")
+        return Result(True, 0, STAY.format(failed=failed) if failed else "")
 
 
 def _is_compiling() -> bool:

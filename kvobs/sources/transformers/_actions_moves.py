@@ -24,7 +24,7 @@ from kvobs.sources.transformers._caches import CacheRecord
 MOST_SHARE = 0.5  # a segment that is used more than this is not worth emptying
 PACKED = 0.8  # of the free bytes elsewhere, which lie in pieces
 TRIES = 8
-BACK = 0.25  # of what is free: more is not brought back before it is used, for it would be short again at once
+LEFT = 0.5  # of a device that stays free where something is brought back before it is used
 _GROUP = ("device", "stream", "segment_pool_id", "segment_type")
 _NAMES = ("keys", "values")
 
@@ -41,16 +41,17 @@ class Device(msgspec.Struct):
             return 0
         return sum(int(self.torch.stats(index)[family]["all"]["current"]) for index in range(self.torch.device_count()))
 
-    def free(self) -> list[int]:
-        """Bytes that each device has free, in the allocator's hands or not."""
-        found: list[int] = []
+    def spare(self) -> list[float]:
+        """Bytes that each device has free beyond the share ``LEFT`` of what this process may have there."""
+        found: list[float] = []
         for index in range(self.torch.device_count()) if self.torch is not None else ():
             assert self.torch is not None
             stats = self.torch.stats(index)
             reserved, allocated = (int(stats[family]["all"]["current"]) for family in ("reserved_bytes",
                                                                                        "allocated_bytes"))
             free, allowed = self.torch.free_bytes(self.kind, index) if reserved else (0, None)
-            found.append((free if allowed is None else min(free, max(allowed - reserved, 0))) + reserved - allocated)
+            whole = reserved + (free if allowed is None else min(free, max(allowed - reserved, 0)))
+            found.append((1 - LEFT) * whole - allocated)
         return found
 
     def synchronise(self) -> None:
@@ -278,8 +279,11 @@ class Moves:
         return True
 
     def fetch_all(self, device: Device) -> int:
-        """Bring back what is away, of whatever cache, the latest used first; how many caches there was no room for."""
-        room = [BACK * free for free in device.free()]
+        """Bring back what is away, the latest used first, while half of a device stays free; how many caches stay away.
+
+        Whoever is used comes back anyway, and an engine that gave memory up because it was short would be so again.
+        """
+        room = device.spare()
         failed = 0
         for record in sorted(self._everything(), key=lambda one: one.used_ns or 0, reverse=True):
             away = [layer for layer in record.layers() or () if self._growth.is_away(layer)]
