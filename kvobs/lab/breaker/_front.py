@@ -1,7 +1,7 @@
 """What stands before the engine: the gate, and admission as the middleware for ASGI servers has it, step by step.
 
 Without limits a request is let in at once. A priority that is not admitted is refused; one that is limited waits while
-as many are active as were when limits began, and answers it with fewer tokens.
+``MOST_ACTIVE`` are active (the middleware's ``max_active``), and is answered with fewer tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from kvobs.breaker import UNLIMITED, BoardReader, Gate, Limits
 from kvobs.breaker._admission import Admission, Stand, Ticket
 
 QUEUE_S = 10.0
+MOST_ACTIVE = 2  # while anybody is limited
 MORE = 2  # requests at once beyond those that are active, after limits have ended and while somebody waits
 
 
@@ -54,8 +55,8 @@ class Front:
         limited = self.gate.limits("sheddable") != UNLIMITED or self.gate.limits("normal") != UNLIMITED
         if not limited:
             self._limit = None
-        elif self._limit is None:
-            self._limit = max(1, self._admission.active)
+        else:
+            self._limit = MOST_ACTIVE
         return self.gate.limits(priority)
 
 
