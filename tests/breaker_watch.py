@@ -94,10 +94,10 @@ class Child:
         return max((row["level"] for row in rows), default=None)
 
     def decisions(self) -> list[dict[str, Any]]:
-        return [one for one in self._cli("log") if one["kind"] == "decision"]
+        return [one for one in self._cli("log") if one["what"] == "decision"]
 
     def actions(self) -> list[dict[str, Any]]:
-        return [one for one in self._cli("log") if "actuator" in one]
+        return [one for one in self._cli("log") if one["what"] == "action"]
 
     def _cli(self, word: str) -> list[dict[str, Any]]:
         done = run_child([sys.executable, "-m", "kvobs", "breaker", word, self.store, "--json"], cwd=ROOT)
