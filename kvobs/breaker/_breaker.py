@@ -18,7 +18,7 @@ from kvobs.breaker._gate import ACT
 from kvobs.breaker._machine import adopt, begin, override, reset, step
 from kvobs.breaker._probing import Probing
 from kvobs.breaker._sense import MOST_SCOPES, Senses
-from kvobs.breaker._states import LEVELS, Phase, Policy, State, Transition
+from kvobs.breaker._states import LEVELS, Phase, Policy, State
 from kvobs.slo import Standing
 
 SECOND = 10**9
@@ -29,6 +29,7 @@ PATIENCE_NS = 10 * SECOND
 AGAIN_NS = SECOND  # what acts on what is there is ordered again no more often
 MOST_CAUSES = 256  # that are remembered
 MOST_COMMANDS = 64  # that wait for the next tick
+Cause = tuple[model.Decided, ...] | str  # the decisions that orders were given for, or what else they were for
 _log = logging.getLogger("kvobs")
 
 
@@ -50,8 +51,9 @@ class Breaker:
         self.probing = Probing()
         self._given_ns: dict[int, int] = {}  # when each level's latest orders were given
         self._orders = 0  # generations of orders, in one line for all scopes and levels
-        self.causes: dict[int, model.Decided | str] = {}  # why the latest orders were given, by their generation
+        self.causes: dict[int, Cause] = {}  # why the latest orders were given, by their generation
         self._failed: set[str] = set()
+        self._held: int | None = None
         self._stopped = False
         self.decisions = 0  # so far
         self.untold = asked(policy)  # so far
@@ -72,7 +74,7 @@ class Breaker:
         """
         if level is not None and not 0 <= level < len(LEVELS):
             raise ValueError(f"There is no level {level}; allowed are 0 to {len(LEVELS) - 1}.")
-        return self._command(lambda: self._each(lambda state: override(state, level)))
+        return self._command(lambda: self._hold(level))
 
     def reset(self) -> bool:
         """Close all levels and forget their failures; what was ordered is undone. False where too many wait."""
@@ -149,29 +151,27 @@ class Breaker:
         for scope in gone:
             del self._states[scope]
         self.probing.ended(self._states)
-        decided = [told for scope in dict.fromkeys([*self._states, *signals])
-                   if (told := self._step(scope, signals.get(scope, {}), now_ns)) is not None]
+        made = [told for scope in dict.fromkeys([*self._states, *signals])
+                if (told := self._step(scope, signals.get(scope, {}), now_ns)) is not None]
         self.probing.begin(self.policy, self._states, now_ns)
         if self.mode == ACT:
+            self._order(made, now_ns)
             self._order_again(now_ns)
-        return decided
+        return made
 
     def _step(self, scope: str, signals: dict[str, Reading], now_ns: int) -> model.Decided | None:
         state = self._states.get(scope)
         if state is None:
             if len(self._states) >= MOST_SCOPES:
                 return None
-            state = begin(self.policy, now_ns)
+            state = override(begin(self.policy, now_ns), self._held)
         self._states[scope], transition = step(self.policy, state, signals, now_ns)
         if transition is None:
             return None
         self.decisions += 1
-        told = model.Decided(now_ns, scope, self.policy.name, self.mode, transition.level, transition.before.value,
+        return model.Decided(now_ns, scope, self.policy.name, self.mode, transition.level, transition.before.value,
                              transition.after.value, transition.reason, transition.readings, transition.rejected,
                              transition.generation)
-        if self.mode == ACT:
-            self._order(transition, now_ns, told)
-        return told
 
     def states(self) -> dict[str, State]:
         """Each scope's machine as it is now; any thread may ask."""
@@ -194,22 +194,27 @@ class Breaker:
 
     # -- orders ----------------------------------------------------------------------------------------
 
-    def _each(self, change: Callable[[State], State]) -> None:
-        self._states = {scope: change(state) for scope, state in self._states.items()}
+    def _hold(self, level: int | None) -> None:
+        self._held = level
+        self._states = {scope: override(state, level) for scope, state in self._states.items()}
 
     def _reset(self) -> None:
         states = {scope: reset(self.policy, state) for scope, state in self._states.items()}
         self._undo(max((state.now_ns for state in states.values()), default=0), "An operator reset the breaker.")
-        self._states = states
+        self._states, self._held = states, None
 
     def _applied(self, level: int) -> bool:
         return any(state.levels[level - 1].phase is Phase.OPEN for state in self._states.values())
 
-    def _order(self, transition: Transition, now_ns: int, why: model.Decided) -> None:
-        if transition.after is Phase.OPEN:
-            self._give(transition.level, now_ns, why, undo=False)
-        elif transition.before is Phase.OPEN and not self._applied(transition.level):
-            self._give(transition.level, now_ns, why, undo=True)
+    def _order(self, made: Sequence[model.Decided], now_ns: int) -> None:
+        """Give the orders of a tick's decisions: those of scopes that open a level together are given once."""
+        for level in dict.fromkeys(told.level for told in made):
+            opened = tuple(told for told in made if told.level == level and told.after == Phase.OPEN.value)
+            left = tuple(told for told in made if told.level == level and told.before == Phase.OPEN.value)
+            if opened:
+                self._give(level, now_ns, opened, undo=False)
+            elif left and not self._applied(level):
+                self._give(level, now_ns, left, undo=True)
 
     def _order_again(self, now_ns: int) -> None:
         """Of open levels what acts on what is there: sessions that have fallen idle since, say."""
@@ -217,7 +222,7 @@ class Breaker:
             if now_ns - self._given_ns.get(level, now_ns) >= AGAIN_NS:
                 self._give(level, now_ns, f"Level {level} ({LEVELS[level]}) is still open.", undo=False, again=True)
 
-    def _give(self, level: int, now_ns: int, why: model.Decided | str, *, undo: bool, again: bool = False) -> None:
+    def _give(self, level: int, now_ns: int, why: Cause, *, undo: bool, again: bool = False) -> None:
         self._given_ns[level] = now_ns
         self._orders += 1
         self.causes[self._orders] = why

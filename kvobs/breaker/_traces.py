@@ -1,5 +1,5 @@
 """What traces show of a breaker. Each decision is an event of every turn that runs in its scope, and a span of its own;
-what an engine did about it is a span that is linked to that of the decision.
+what an engine did about it is a span that is linked to those of the decisions that ordered it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from opentelemetry.trace import Link, SpanContext, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from kvobs import model, spans
-from kvobs.breaker._breaker import LIMITS_NS, MOST_CAUSES
+from kvobs.breaker._breaker import LIMITS_NS, MOST_CAUSES, Cause
 
 DECISION, TRANSITION, ACTION = "kvobs.breaker.decision", "kvobs.breaker.transition", "kvobs.breaker.action"
 
@@ -24,7 +24,7 @@ class Traces:
         self._tracer, self._wall = tracer, wall
         self._contexts: dict[model.Decided, SpanContext] = {}
 
-    def tell(self, now_ns: int, events: Iterable[model.Event], causes: Mapping[int, model.Decided | str]) -> None:
+    def tell(self, now_ns: int, events: Iterable[model.Event], causes: Mapping[int, Cause]) -> None:
         """Write what was decided and done; ``causes`` say why orders were given, by their generation. ``now_ns`` is
         the monotonic time of this call.
         """
@@ -49,8 +49,9 @@ class Traces:
         if len(self._contexts) > MOST_CAUSES:
             del self._contexts[next(iter(self._contexts))]
 
-    def _taken(self, taken: model.ActionTaken, cause: model.Decided | str, shift: int) -> None:
-        why = cause if isinstance(cause, str) else cause.reason
+    def _taken(self, taken: model.ActionTaken, cause: Cause, shift: int) -> None:
+        decisions = () if isinstance(cause, str) else cause
+        why = cause if isinstance(cause, str) else cause[0].reason
         said: dict[str, AttributeValue] = {
             "kvobs.breaker.actuator": taken.actuator, "kvobs.breaker.kind": taken.kind,
             "kvobs.breaker.level": taken.level, "kvobs.breaker.undo": taken.undo, "kvobs.breaker.done": taken.done,
@@ -58,10 +59,10 @@ class Traces:
             "kvobs.breaker.limit_s": LIMITS_NS[taken.level - 1] / 1e9}
         said |= {name: text for name, text in (("kvobs.breaker.reason", why),
                                                ("kvobs.breaker.refusal", taken.reason)) if text}
-        if isinstance(cause, model.Decided):
-            said["kvobs.breaker.scope"] = cause.scope
-        decision = self._contexts.get(cause) if isinstance(cause, model.Decided) else None
-        links = [Link(decision)] if decision is not None and decision.is_valid else None
+        if decisions:
+            said["kvobs.breaker.scope"] = ", ".join(one.scope for one in decisions)
+        contexts = [self._contexts[one] for one in decisions if one in self._contexts]
+        links = [Link(one) for one in contexts if one.is_valid] or None
         end = taken.t_ns + shift
         self._tracer().start_span(ACTION, Context(), start_time=end - taken.duration_ns, links=links,
                                   attributes=said).end(end)

@@ -58,12 +58,14 @@ def orders(hands: Hands) -> list[tuple[int, str, bool]]:
 
 
 def test_levels_are_ordered_from_below_and_taken_back_from_above() -> None:
-    """Each device's machine orders level 1, then 2; only what can be undone is undone, once no device needs it."""
+    """Two devices that open levels together have each action ordered once, of level 1, then of 2; only what can be
+    undone is undone, once neither needs it.
+    """
     hands = Hands("torch")
     scene = Scene(ACT, hands)
     scene.under(2.5, 4)
     assert scene.breaker.levels() == {"cuda:0": 2, "cuda:1": 2}
-    assert orders(hands) == 2 * [(1, "sweep", False), (1, "chunk", False)] + 2 * [(2, "offload", False)]
+    assert orders(hands) == [(1, "sweep", False), (1, "chunk", False), (2, "offload", False)]
     assert all(order.deadline_ns - PATIENCE_NS in range(0, scene.now + 1, SECOND) for order in hands.orders)
     assert all(order.limit_ns == LIMITS_NS[order.level - 1] for order in hands.orders)
     del hands.orders[:]
@@ -123,6 +125,34 @@ def test_operators_hold_and_reset() -> None:
     assert orders(hands) == [(2, "offload", True), (1, "chunk", True)]
     with pytest.raises(ValueError, match="There is no level 4; allowed are 0 to 3"):
         scene.breaker.hold(4)
+
+
+def test_a_level_that_is_held_is_held_in_scopes_that_come_later() -> None:
+    """A device that is first heard of while an operator holds level 0 stays there under any load, until the hold ends;
+    one that is first heard of while level 1 is held is ordered nothing above it.
+    """
+    hands = Hands("torch")
+    scene = Scene(ACT, hands)
+    for held in (0, 1):
+        scene.breaker.hold(held)
+        scene.breaker.device(f"cuda:{2 + held}", None, "SERVED", scene.now)
+        scene.under(9.0, 6)
+        assert set(scene.breaker.levels().values()) == {held}
+        assert {one.level for one in hands.orders} == set(range(1, held + 1))
+    scene.breaker.hold(None)
+    scene.under(9.0, 6)
+    assert set(scene.breaker.levels().values()) == {3}
+
+
+def test_a_scope_that_opens_a_level_later_has_its_actions_ordered_too() -> None:
+    """What freed a device's memory a moment ago says nothing of the other device's."""
+    hands = Hands("torch")
+    scene = Scene(ACT, hands)
+    scene.under(1.5, 3)
+    before = len(hands.orders)
+    scene.breaker.device("cuda:2", None, "SERVED", scene.now)
+    scene.under(1.5, 1)
+    assert orders(hands)[before:] == [(1, "sweep", False), (1, "chunk", False)]
 
 
 def test_stopping_leaves_nothing_applied() -> None:
