@@ -91,10 +91,11 @@ class _Board:
 
 
 def test_admission_follows_the_gate() -> None:
-    """Limited requests wait at the number that was active; sheddable ones are refused; later a few at a time enter."""
+    """Limited requests wait while two are active; sheddable ones are refused; later a few at a time enter."""
     board = _Board()
     front = Front(board, lambda: board.now)  # type: ignore[arg-type]
     first, _ = front.ask("a", "normal")
+    assert front.ask("a2", "normal")[0] is not None
     board.limits = (Limits(), Limits(max_new_tokens=10), Limits(admit=False))
     assert front.ask("b", "sheddable")[0] is None
     lines = [front.ask(name, "normal")[0] for name in "cdef"]

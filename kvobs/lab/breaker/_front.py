@@ -53,10 +53,7 @@ class Front:
     def _look(self, priority: str) -> Limits:
         self.gate.decision = self._board.decision() if self._board is not None else None
         limited = self.gate.limits("sheddable") != UNLIMITED or self.gate.limits("normal") != UNLIMITED
-        if not limited:
-            self._limit = None
-        else:
-            self._limit = MOST_ACTIVE
+        self._limit = MOST_ACTIVE if limited else None
         return self.gate.limits(priority)
 
 
