@@ -27,7 +27,8 @@ class Asked:
         for source in sources:
             for one in self._of(source, now_ns):
                 breaker.device(one.device, one.headroom, one.verdict, now_ns)
-                facts.append(Availability(NO_VERDICT.format(device=one.device), one.verdict is not None, one.why))
+                if one.verdict is not None or one.why:
+                    facts.append(Availability(NO_VERDICT.format(device=one.device), one.verdict is not None, one.why))
         rates: dict[str, float] = {}
         for (_, device, _), rate in self._metrics.gauge(RATE).items():
             rates[device] = max(rates.get(device, rate), rate)

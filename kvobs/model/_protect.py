@@ -107,7 +107,8 @@ class Actuator(Protocol):
 
 class DeviceNow(msgspec.Struct, frozen=True):
     """One device now. ``headroom`` is the share (0 to 1) of the bytes that this process may have there which is not
-    allocated; ``verdict`` is what becomes of the next step of its live caches (estimated), None where ``why`` says.
+    allocated; ``verdict`` is what becomes of the next step of its live caches (estimated), None where ``why`` says, or
+    where there is nothing newer than what was told before.
     It is GROW where the device has room for all of it, whether or not free blocks would serve.
     """
 

@@ -2,8 +2,10 @@
 
 A snapshot takes the lock that every allocation waits for. So two bounds are asked first, from counters alone. If the
 device gives even a new segment for each request, nothing can fail; if the first request is larger than all that is
-free anywhere, nothing can help. Only in between a snapshot tells, and together all of this takes no more than the share
-of the time that it is given.
+free anywhere, nothing can help. Only in between a snapshot tells. Counters and snapshots have intervals of their own,
+each as long as its share of the time asks for, so that a dear snapshot does not keep anybody from what counters tell.
+
+Of a step that is known in part SERVED and GROW are not told: what is not known can only add to it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from kvobs.sources._torch_stats import read, touched
 from kvobs.sources._torch_verdict import verdicts
 
 MOST_DEVICES = 64
-OVERDUE = "The last look took so long that the next one is still to come."
 SERVED, GROW, CAPACITY = "SERVED", "GROW", "CAPACITY"
+GOOD = (SERVED, GROW)
 
 
 def headroom(allocated: int, reserved: int, given: int) -> float | None:
@@ -58,32 +60,45 @@ class Live:
 
     def __init__(self, clock: Callable[[], int] = time.thread_time_ns) -> None:
         self._clock = clock
-        self._next_ns: int | None = None
+        self._next_ns = self._exact_ns = 0  # when counters, and snapshots, may be looked at again
 
     def look(self, torch: Torch, kind: str, capturing: Callable[[], bool], forecast: Callable[[], Forecast],
              now_ns: int, share: float) -> list[DeviceNow] | None:
-        """Each device of ``kind`` that this process uses; None until the last look's cost is ``share`` of the time.
+        """Each device of ``kind`` that this process uses; None until the last look's cost is half of ``share`` of the
+        time. A verdict that only a snapshot tells is left out, without a reason, until it is due again in that sense.
 
         torch's exceptions pass through.
         """
-        if self._next_ns is not None and now_ns < self._next_ns:
+        if now_ns < self._next_ns:
             return None
-        began = self._clock()
+        began, share = self._clock(), share / 2
+        found: list[DeviceNow] = []
+        open_to: list[DeviceNow] = []
         try:
-            return self._look(torch, kind, capturing, forecast())
+            foreseen = forecast()
+            for index in range(min(torch.device_count(), MOST_DEVICES)):
+                stats = torch.stats(index)
+                if touched(stats):
+                    one = self._device(torch, kind, index, stats, foreseen)
+                    (found if one.verdict or one.why else open_to).append(one)
         finally:
             self._next_ns = now_ns + int((self._clock() - began) / share)
+        if open_to and now_ns >= self._exact_ns:
+            began = self._clock()
+            try:
+                open_to = [self._exact(torch, kind, one, capturing, foreseen) for one in open_to]
+            finally:
+                self._exact_ns = now_ns + int((self._clock() - began) / share)
+        return found + open_to
 
-    def _look(self, torch: Torch, kind: str, capturing: Callable[[], bool], forecast: Forecast) -> list[DeviceNow]:
-        found = []
-        for index in range(min(torch.device_count(), MOST_DEVICES)):
-            stats = torch.stats(index)
-            if touched(stats):
-                found.append(self._device(torch, kind, index, stats, capturing, forecast))
-        return found
+    def _exact(self, torch: Torch, kind: str, now: DeviceNow, capturing: Callable[[], bool],
+               forecast: Forecast) -> DeviceNow:
+        step, = verdicts(torch, kind, capturing, forecast, now.device)
+        if step.verdict is None:
+            return DeviceNow(now.device, now.headroom, None, step.sentence)
+        return _partly(DeviceNow(now.device, now.headroom, str(step.verdict)), forecast)
 
-    def _device(self, torch: Torch, kind: str, index: int, stats: Mapping[str, Any], capturing: Callable[[], bool],
-                forecast: Forecast) -> DeviceNow:
+    def _device(self, torch: Torch, kind: str, index: int, stats: Mapping[str, Any], forecast: Forecast) -> DeviceNow:
         device = f"{kind}:{index}"
         told = read(device, stats)
         if told.reserved_bytes is None or told.allocated_bytes is None:
@@ -94,11 +109,12 @@ class Live:
         given = free if allowed is None else min(free, max(allowed - told.reserved_bytes, 0))
         left = headroom(told.allocated_bytes, told.reserved_bytes, given)
         sizes = [size for growth in forecast.growths if growth.demand.device == device for size in growth.demand.sizes]
-        if forecast.unknown and not sizes:
-            return DeviceNow(device, left, None, forecast.unknown[0])
         certain = bound(sizes, torch.settings()[0], told.reserved_bytes - told.allocated_bytes, given)
-        if certain is not None:
-            return DeviceNow(device, left, certain)
-        step, = verdicts(torch, kind, capturing, forecast, device)
-        return DeviceNow(device, left, None if step.verdict is None else str(step.verdict),
-                         step.sentence if step.verdict is None else "")
+        return _partly(DeviceNow(device, left, certain), forecast)
+
+
+def _partly(now: DeviceNow, forecast: Forecast) -> DeviceNow:
+    """Without good news of a step that is known in part."""
+    if forecast.unknown and now.verdict in GOOD:
+        return DeviceNow(now.device, now.headroom, None, forecast.unknown[0])
+    return now

@@ -29,7 +29,9 @@ SETTINGS = st.sampled_from([
        st.integers(24, 256), st.sampled_from([0, 0, 7]))
 def test_the_next_step_becomes_what_was_told(program: list[tuple[str, object]], last: tuple[int, int, int, bool],
                                              config: Settings, has: int, stream: int) -> None:
-    """From one snapshot, the request that decides and its verdict are those of the step that then really happens."""
+    """From one snapshot, the request that decides and its verdict are those of the step that then really happens; what
+    a breaker is told, from counters alone where they suffice, is whether it succeeds.
+    """
     fake = Accelerator(has * MIB, config)
     twin, caches, live = fake.twin, list[Cache](), list[int]()
     for operation, value in [*program, ("cache", last)]:
@@ -54,6 +56,7 @@ def test_the_next_step_becomes_what_was_told(program: list[tuple[str, object]], 
     source.install(lambda event: None)
     try:
         told, = source.verdict()
+        (device,) = source.live(1, 1.0) or [None]
     finally:
         source.uninstall()
     done, after = fake.step(caches, stream)
@@ -61,6 +64,9 @@ def test_the_next_step_becomes_what_was_told(program: list[tuple[str, object]], 
     event(str(told.verdict))
     assert told.requests == sum(2 * len(cache.layers) for cache in caches)
     assert told.verdict is not None
+    assert device is not None
+    event(f"live: {device.verdict}")
+    assert (device.verdict in SUCCEEDS) == (done[-1] is not None), (device, told)
     if done[-1] is None:
         assert (told.index, told.verdict in SUCCEEDS) == (len(done) - 1, False), told.sentence
     else:
