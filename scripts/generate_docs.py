@@ -5,15 +5,29 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
+import msgspec
+
 from kvobs import catalog, config
+from kvobs.lab.breaker._results import Results
+from kvobs.lab.breaker._table import table
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def levels() -> str:
+    """The table of the experiment on the virtual GPU, from the results that are kept."""
+    kept = resources.files("kvobs.lab") / "results" / "breaker_levels.json"
+    return table(msgspec.json.decode(kept.read_bytes(), type=Results)) + "\n"
+
+
 # File, name of the markers, what stands between them.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "settings", config.markdown),
     ("README.md", "metrics", catalog.markdown),
+    ("README.md", "levels", levels),
 )
 
 

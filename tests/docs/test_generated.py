@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -31,12 +33,44 @@ def test_the_readme_s_metric_table_is_the_catalog() -> None:
     assert between == catalog.markdown()
 
 
+def test_the_experiment_that_is_kept_says_what_the_readme_says(generator: ModuleType) -> None:
+    """Counted anew from the runs that are kept: 20 of each arm, load and setting on the same seeds; act has no
+    out-of-memory error, finishes what it admits and keeps every window, where the baseline fails in about half of them;
+    without pressure it loses less than a twentieth; observing changes no answer. The README's table has these sums.
+    """
+    kept = json.loads((ROOT / "kvobs" / "lab" / "results" / "breaker_levels.json").read_text())["runs"]
+    runs: dict[tuple[str, bool, str], list[dict[str, Any]]] = {}
+    for run in kept:
+        runs.setdefault((run["load"], run["expandable"], run["arm"]), []).append(run)
+    assert {tuple(one["seed"] for one in found) for found in runs.values()} == {tuple(range(200, 220))}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for load, expandable in (("rising", False), ("rising", True), ("no pressure", False), ("no pressure", True)):
+        base, act, observe = (runs[load, expandable, arm] for arm in ("baseline", "act", "observe"))
+        assert sum(one["errors"] for one in act) == 0
+        assert all(one["admitted"] == one["finished"] and not one["unfinished"] for one in act)
+        assert all(not window["errors"] and window["slow"] <= 0.05 * window["allocations"]
+                   for one in act for window in one["windows"])
+        bad = [bool(window["errors"]) for one in base for window in one["windows"]]
+        assert (0.4 < sum(bad) / len(bad) < 0.6) == (load == "rising")
+        assert [one["answers"] for one in observe] == [one["answers"] for one in base]
+        tokens = [sum(one["tokens"] for one in found) / sum(
+            one["steps"] + one["allocation_s"] + one["action_s"] for one in found) for found in (act, base)]
+        assert load == "rising" or tokens[0] >= 0.95 * tokens[1]
+        for arm, found in (("baseline", base), ("act", act)):
+            admitted, errors = (sum(one[name] for one in found) for name in ("admitted", "errors"))
+            row, = (line.split(" | ") for line in text.splitlines() if line.startswith(
+                f"| {load} | {'expandable' if expandable else 'plain'} | {arm} |"))
+            assert (row[3], row[6]) == (f"{admitted:,}", f"{errors:,}")
+    assert "\n" + generator.levels() in text
+
+
 def test_check_and_write(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                          capsys: pytest.CaptureFixture[str]) -> None:
     """Check fails on an old table and changes nothing; write brings it up to date; then check passes."""
     monkeypatch.setattr(generator, "ROOT", tmp_path)
     page = tmp_path / "README.md"
     settings = f"<!-- settings:begin -->\n{config.markdown()}<!-- settings:end -->\n"
+    settings += f"<!-- levels:begin -->\n{generator.levels()}<!-- levels:end -->\n"
     old = f"A\n<!-- metrics:begin -->\nold\n<!-- metrics:end -->\nB\n{settings}"
     page.write_text(old, encoding="utf-8")
     assert generator.main(["--check"]) == 1
