@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
 import msgspec
 
-from kvobs import catalog, config
+from kvobs import catalog, config, dashboards
 from kvobs.lab.breaker._results import Results
 from kvobs.lab.breaker._table import table
 
@@ -29,6 +29,9 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "metrics", catalog.markdown),
     ("README.md", "levels", levels),
 )
+
+# Everything in these folders is generated: a file too many is as stale as one too few.
+FOLDERS = ("generated", "grafana.com", "rules", "alertmanager")
 
 
 def filled(text: str, name: str, content: str) -> str:
@@ -65,6 +68,33 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{file}: wrote the part {name!r}.")
         elif before != after:
             print(f"{file}: the part {name!r} is not up to date; make docs writes it.", file=sys.stderr)
+            stale = 1
+    return max(stale, whole_files(ROOT / "dashboards", dashboards.generated(), write=options.write))
+
+
+def whole_files(folder: Path, wanted: Mapping[str, str], *, write: bool) -> int:
+    """Write or check files that are generated whole; returns 1 when one is missing, stale or left over."""
+    found = {str(path.relative_to(folder)): path for name in FOLDERS
+             for path in sorted((folder / name).rglob("*")) if path.is_file()}
+    stale = 0
+    for name, content in wanted.items():
+        path = folder / name
+        if path.is_file() and path.read_bytes() == content.encode():
+            continue
+        if write:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode())
+            print(f"dashboards/{name}: written.")
+        else:
+            print(f"dashboards/{name}: {'not up to date' if path.exists() else 'missing'}; make docs writes it.",
+                  file=sys.stderr)
+            stale = 1
+    for name in sorted(found.keys() - wanted.keys()):
+        if write:
+            found[name].unlink()
+            print(f"dashboards/{name}: removed, nothing generates it.")
+        else:
+            print(f"dashboards/{name}: left over, nothing generates it; make docs removes it.", file=sys.stderr)
             stale = 1
     return stale
 

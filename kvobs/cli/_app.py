@@ -15,6 +15,7 @@ from kvobs.cli._breaker_simulate import simulate
 from kvobs.cli._bridge import bridge
 from kvobs.cli._calibrate import calibrate
 from kvobs.cli._catalog import catalog
+from kvobs.cli._dashboards import dashboards
 from kvobs.cli._demo import demo
 from kvobs.cli._doctor import doctor
 from kvobs.cli._errors import Refused
@@ -30,7 +31,7 @@ REFUSED = 2
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="KV-cache observability for LLM inference.")
 app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
-for command in (demo, view, explain, whatif, calibrate, bridge, doctor, catalog, export):
+for command in (demo, view, explain, whatif, calibrate, bridge, doctor, catalog, export, dashboards):
     app.command()(command)
 
 
