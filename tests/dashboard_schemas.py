@@ -26,9 +26,9 @@ def every_panel(board: dict[str, Any]) -> list[dict[str, Any]]:
 @lru_cache
 def _schema(name: str, folder: Path = SCHEMAS) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((folder / f"{name}.jsonschema.json").read_text(encoding="utf-8"))
-    dynamic = loaded["definitions"].get("DynamicConfigValue")
-    if dynamic is not None:  # the schema's generator dropped its one property of any type
-        dynamic["properties"].setdefault("value", {})
+    for definition, key in (("DynamicConfigValue", "value"), ("MatcherConfig", "options")):
+        if definition in loaded["definitions"]:  # of any type in Grafana's source; the schemas' generator lost that
+            loaded["definitions"][definition]["properties"][key] = {}
     return loaded
 
 

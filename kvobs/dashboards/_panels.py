@@ -13,6 +13,12 @@ Step = tuple[float | None, str]
 Words = Mapping[int, tuple[str, str]]  # of states: text and color
 GOOD_TO_BAD: Words = {0: ("normal", "green"), 1: ("reorganise", "yellow"), 2: ("offload", "orange"),
                       3: ("degrade", "red")}
+_LINK = {"type": "link", "icon": "external link", "tooltip": "", "tags": [], "asDropdown": False, "targetBlank": True,
+         "includeVars": False, "keepTime": False}
+# Where exemplars lead: to the turn by its trace, and to all turns of the time that is shown.
+_TRACE = {**_LINK, "title": "Trace in Jaeger", "url": "${jaeger}/trace/${__data.fields.trace_id}"}
+_TURNS = {**_LINK, "title": "Turns of this time in Jaeger",
+          "url": "${jaeger}/search?lookback=custom&start=${__from}000&end=${__to}000"}
 _TOOLTIP = {"mode": "multi", "sort": "desc"}
 _LEGEND = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 
@@ -61,16 +67,20 @@ def lines(title: str, question: str, *queries: Query | Expr, absent: str = "not 
         defaults["min"] = low
     if high is not None:
         defaults["max"] = high
+    linked = any(one.exemplars for one in chosen)
+    if linked:
+        defaults["links"] = [_TRACE]
     if limit is not None:
         custom["thresholdsStyle"] = {"mode": "dashed"}
         defaults["thresholds"] = _thresholds(((None, "transparent"), (limit, "red")))
     return Panel(kind="timeseries", title=title, question=question, queries=chosen, absent=absent, note=note,
                  unit=unit or _one_unit(chosen), width=width, height=height, defaults=defaults,
+                 links=(_TURNS,) if linked else (),
                  options={"legend": _LEGEND, "tooltip": _TOOLTIP})
 
 
 def heat(title: str, question: str, expr: Expr, *, line_at: float, line_name: str, absent: str, note: str,
-         links: tuple[dict[str, Any], ...] = (), width: int = 12, height: int = 9) -> Panel:
+         width: int = 12, height: int = 9) -> Panel:
     """The buckets of a histogram over time; the edge of the bucket that ends at ``line_at`` is called ``line_name``."""
     options = {"calculate": False, "cellGap": 1, "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange",
                                                           "scale": "exponential", "exponent": 0.5, "steps": 64,
@@ -83,10 +93,10 @@ def heat(title: str, question: str, expr: Expr, *, line_at: float, line_name: st
             "properties": [{"id": "displayName", "value": line_name}]}
     defaults = {"custom": {"hideFrom": {"legend": False, "tooltip": False, "viz": False},
                            "scaleDistribution": {"type": "linear"}},
-                "thresholds": _thresholds(((None, "transparent"), (line_at, "red"))), "links": list(links)}
+                "thresholds": _thresholds(((None, "transparent"), (line_at, "red"))), "links": [_TRACE]}
     return Panel(kind="heatmap", title=title, question=question, absent=absent, note=note, unit="s", width=width,
                  height=height, queries=(Query(expr=expr, exemplars=True),), options=options, defaults=defaults,
-                 overrides=(edge,), links=links)
+                 overrides=(edge,), links=(_TURNS,))
 
 
 def states(title: str, question: str, expr: Expr, *, mappings: Words, absent: str, note: str = "",

@@ -28,8 +28,6 @@ from kvobs.dashboards.boards._shared import (
 )
 from kvobs.dashboards.boards._waterfall import waterfall
 
-TRACES = ({"title": "Trace in Jaeger", "url": "${jaeger}/trace/${__data.fields.trace_id}", "targetBlank": True},)
-
 STRIP = (
     unreachable(),
     stat("Latency, p95", "Do 95 % of allocations stay within the objective's 12 ms?",
@@ -52,7 +50,6 @@ STRIP = (
 SYMPTOM = Section("Symptom: allocations are slow or fail", (
     heat("Allocation latency by bucket", "How are latencies spread, and which ones are beyond the objective's 12 ms?",
          buckets("kvobs.alloc.latency"), line_at=SLOW_ALLOCATION, line_name="12 ms = objective", absent=NO_PROBE,
-         links=TRACES,
          note=LATENCY_NOTE + " The row named '12 ms = objective' ends at the objective's line: all above it is slow. "
          "Points are exemplars: with their trace_id, Jaeger (the variable names it) shows the turn."),
     lines("Allocation latency", "Do allocations stay within the objective's 12 ms?", *allocation_quantiles(),
