@@ -7,20 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tests.dashboard_lint import every_panel
 from tests.support import ROOT
 
 SCHEMAS = ROOT.parent / "shared" / "schemas" / "grafana"
 # What the schemas leave open: the options and the custom part of the fields of each kind of panel.
 KINDS = {"stat": "stat", "timeseries": "timeseries", "heatmap": "heatmap", "state-timeline": "statetimeline",
          "table": "table", "barchart": "barchart", "text": "text"}
-
-
-def every_panel(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """All panels of a board's JSON but the rows, those inside collapsed rows included."""
-    found = []
-    for panel in board["panels"]:
-        found += [*panel.get("panels", ())] if panel["type"] == "row" else [panel]
-    return found
 
 
 @lru_cache
@@ -54,3 +47,8 @@ def schema_errors(board: dict[str, Any]) -> list[str]:
         for target in panel.get("targets", ()):
             found += [f"{panel['title']}: {one}" for one in _errors(_schema("prometheus"), "Dataquery", target)]
     return found
+
+
+def unit_names() -> set[str]:
+    """Every unit that Grafana knows."""
+    return {one["const"] for one in _schema("units")["definitions"].values() if "const" in one}
