@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvobs import catalog, config
+from kvobs import catalog, config, dashboards
 from tests.support import ROOT
 
 
@@ -68,6 +68,7 @@ def test_check_and_write(generator: ModuleType, tmp_path: Path, monkeypatch: pyt
                          capsys: pytest.CaptureFixture[str]) -> None:
     """Check fails on an old table and changes nothing; write brings it up to date; then check passes."""
     monkeypatch.setattr(generator, "ROOT", tmp_path)
+    monkeypatch.setattr(dashboards, "generated", dict)
     page = tmp_path / "README.md"
     settings = f"<!-- settings:begin -->\n{config.markdown()}<!-- settings:end -->\n"
     settings += f"<!-- levels:begin -->\n{generator.levels()}<!-- levels:end -->\n"
@@ -88,3 +89,31 @@ def test_missing_markers_are_one_sentence(generator: ModuleType, text: str) -> N
     """A page without proper markers is refused rather than damaged."""
     with pytest.raises(ValueError, match=r"^The markers .* in this order\.$"):
         generator.filled(text, "metrics", "new\n")
+
+
+def test_the_committed_dashboards_are_the_generated_ones() -> None:
+    """Every generated file lies under dashboards/ as the package makes it."""
+    for name, text in dashboards.generated().items():
+        assert (ROOT / "dashboards" / name).read_text(encoding="utf-8") == text, name
+
+
+def test_stale_missing_and_left_over_dashboards_are_named(generator: ModuleType, tmp_path: Path,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is named with what is wrong and nothing is changed; write mends all; what nobody generates elsewhere stays."""
+    wanted = {"generated/a.json": "a\n", "grafana.com/b.json": "b\n", "METRICS.md": "m\n", "rules/c.yaml": "c\n"}
+    for name, text in {"generated/a.json": "old", "generated/z.json": "z", "METRICS.md": "m\n", "rules/c.yaml": "c\r\n",
+                       "runbooks/by-hand.md": "kept", "preview/p.png": "kept"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert generator.whole_files(tmp_path, wanted, write=False) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "dashboards/generated/a.json: not up to date; make docs writes it.",
+        "dashboards/grafana.com/b.json: missing; make docs writes it.",
+        "dashboards/rules/c.yaml: not up to date; make docs writes it.",
+        "dashboards/generated/z.json: left over, nothing generates it; make docs removes it."]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert generator.whole_files(tmp_path, wanted, write=True) == 0
+    assert {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {
+        **wanted, "runbooks/by-hand.md": "kept", "preview/p.png": "kept"}
+    assert generator.whole_files(tmp_path, wanted, write=False) == 0

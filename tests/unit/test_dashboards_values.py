@@ -145,7 +145,8 @@ def test_what_did_not_happen_has_no_quantile_no_mean_and_no_share(tmp_path: Path
     still = {f"kvobs_prefix_hit_total{{{WHO}}}": 7, f"kvobs_prefix_queried_total{{{WHO}}}": 9}
     series = {**idle, **moved, **still}
     for board, title in (("overview", "Allocation latency"), ("allocator", "Within 12 ms"),
-                         ("migration", "Duration, p95"), ("overview", "Mean duration of a move"), ("kv-cache", "Prefix hits")):
+                         ("migration", "Duration, p95"), ("overview", "Mean duration of a move"),
+                         ("kv-cache", "Prefix hits")):
         asked = panel(board, title)
         assert answers(tmp_path, series, asked, {name: {} for name in asked}) == "", title
 
