@@ -99,7 +99,7 @@ def test_the_committed_dashboards_are_the_generated_ones() -> None:
 
 def test_stale_missing_and_left_over_dashboards_are_named(generator: ModuleType, tmp_path: Path,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is named with what is wrong and nothing is changed; write mends all; what nobody generates elsewhere stays."""
+    """Each is named with what is wrong and nothing is changed; write mends all; what lies elsewhere stays."""
     wanted = {"generated/a.json": "a\n", "grafana.com/b.json": "b\n", "METRICS.md": "m\n", "rules/c.yaml": "c\n"}
     for name, text in {"generated/a.json": "old", "generated/z.json": "z", "METRICS.md": "m\n", "rules/c.yaml": "c\r\n",
                        "runbooks/by-hand.md": "kept", "preview/p.png": "kept"}.items():
