@@ -21,8 +21,9 @@ def dashboards(out: Annotated[Path, typer.Option("--out", metavar="DIR", help="D
                = "provisioned",
                runbooks: Annotated[str, typer.Option("--runbooks", metavar="URL", help="Where the runbooks are: alerts "
                                                                                        "link to them.")] = "runbooks",
-               boards: Annotated[str, typer.Option("--dashboards", metavar="URL", help="Where Grafana shows dashboards "
-                                                                                      "by their uid.")] = "/d") -> None:
+               boards: Annotated[str, typer.Option("--dashboards", metavar="URL", help="Grafana's address: alerts link "
+                                                                                      "to boards there.")]
+               = "") -> None:
     """Write Grafana's boards and, for the configured objectives, Prometheus's rules."""
     from kvobs import config
     from kvobs import dashboards as generated
@@ -32,8 +33,8 @@ def dashboards(out: Annotated[Path, typer.Option("--out", metavar="DIR", help="D
     if chosen is None:
         raise Refused(f"The form is {form!r}; allowed are {' and '.join(generated.FORMS)}.")
     for option, url in (("--runbooks", runbooks), ("--dashboards", boards)):
-        if not url or not url.isprintable() or any(letter.isspace() for letter in url):
-            raise Refused(f"The address that {option} gives is {url!r}; allowed is a URL or path without blanks.")
+        if not url.isprintable() or any(letter.isspace() for letter in url):
+            raise Refused(f"The address that {option} gives is {url!r}; allowed is a URL without blanks.")
     files = generated.boards(chosen)
     files |= rules.files(config.load().objectives, runbooks.rstrip("/"), boards.rstrip("/"))
     try:

@@ -9,9 +9,6 @@ from kvobs.dashboards._json import Form, text
 from kvobs.dashboards._text import metrics_page, panels_page
 from kvobs.dashboards.boards import BOARDS
 
-RUNBOOKS = "runbooks"
-DASHBOARDS = "/d"
-
 
 def boards(form: Form = "provisioned") -> dict[str, str]:
     """File name and text of each board."""
@@ -23,4 +20,4 @@ def generated() -> dict[str, str]:
     return {**{f"generated/{name}": content for name, content in boards().items()},
             **{f"grafana.com/{name}": content for name, content in boards("grafana.com").items()},
             "METRICS.md": metrics_page(BOARDS, WAIVED), "PANELS.md": panels_page(BOARDS),
-            **rules.files((ARTICLE,), RUNBOOKS, DASHBOARDS)}
+            **rules.files((ARTICLE,), rules.RUNBOOKS, rules.DASHBOARDS)}

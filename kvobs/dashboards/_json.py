@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from kvobs.catalog import prometheus_name
-from kvobs.dashboards._model import Board, Panel, Section
+from kvobs.dashboards._model import Board, Panel
 from kvobs.dashboards._promql import UP, changes, row
 from kvobs.dashboards._text import description
 
@@ -47,33 +47,31 @@ def document(board: Board, form: Form = "provisioned") -> dict[str, Any]:
 
 def _placed(board: Board, source: dict[str, str]) -> Iterator[dict[str, Any]]:
     numbers = iter(range(1, 1000))
-    drawn, y = _flow(board.strip, 0, source, numbers)
+    drawn, y = _flow(board.strip, 0, source, numbers, board.points)
     yield from drawn
     for section in board.sections:
-        yield from _section(section, y, source, numbers)
-        y += 1 + (0 if section.collapsed else _flow(section.panels, 0, source, iter(range(1000)))[1])
+        panels, bottom = _flow(section.panels, y + 1, source, numbers, board.points)
+        head = {"type": "row", "id": next(numbers), "title": section.title, "collapsed": section.collapsed,
+                "gridPos": {"h": 1, "w": WIDTH, "x": 0, "y": y}, "panels": panels if section.collapsed else []}
+        yield from (head,) if section.collapsed else (head, *panels)
+        y = y + 1 if section.collapsed else bottom
 
 
-def _section(section: Section, y: int, source: dict[str, str], numbers: Iterator[int]) -> list[dict[str, Any]]:
-    head = {"type": "row", "id": next(numbers), "title": section.title, "collapsed": section.collapsed,
-            "gridPos": {"h": 1, "w": WIDTH, "x": 0, "y": y}, "panels": []}
-    panels, _ = _flow(section.panels, y + 1, source, numbers)
-    return [{**head, "panels": panels}] if section.collapsed else [head, *panels]
-
-
-def _flow(panels: tuple[Panel, ...], y: int, source: dict[str, str],
-          numbers: Iterator[int]) -> tuple[list[dict[str, Any]], int]:
+def _flow(panels: tuple[Panel, ...], y: int, source: dict[str, str], numbers: Iterator[int],
+          points: int) -> tuple[list[dict[str, Any]], int]:
+    """The panels from row ``y`` of the grid on, and the first row below them."""
     drawn: list[dict[str, Any]] = []
     x = tallest = 0
     for panel in panels:
         if x + panel.width > WIDTH:
             x, y, tallest = 0, y + tallest, 0
-        drawn.append(_panel(panel, next(numbers), {"h": panel.height, "w": panel.width, "x": x, "y": y}, source))
+        drawn.append(_panel(panel, next(numbers), {"h": panel.height, "w": panel.width, "x": x, "y": y}, source,
+                            points))
         x, tallest = x + panel.width, max(tallest, panel.height)
     return drawn, y + tallest
 
 
-def _panel(panel: Panel, number: int, at: dict[str, int], source: dict[str, str]) -> dict[str, Any]:
+def _panel(panel: Panel, number: int, at: dict[str, int], source: dict[str, str], points: int) -> dict[str, Any]:
     common = {"id": number, "type": panel.kind, "title": panel.title, "gridPos": at, "options": panel.options}
     if panel.kind == "text":
         return common
@@ -87,6 +85,7 @@ def _panel(panel: Panel, number: int, at: dict[str, int], source: dict[str, str]
     return {**common, "description": description(panel), "datasource": source, "targets": targets,
             "fieldConfig": {"defaults": {"unit": panel.unit, "noValue": panel.absent, **panel.defaults},
                             "overrides": list(panel.overrides)},
+            **({"maxDataPoints": points} if points and not now else {}),
             **({"transformations": list(panel.transformations)} if panel.transformations else {}),
             **({"links": list(panel.links)} if panel.links else {})}
 

@@ -64,13 +64,17 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
-    """A dashboard: the strip of stats first, then its sections in causal order."""
+    """A dashboard: the strip of stats first, then its sections in causal order.
+
+    ``points`` bounds the steps of a query over time (0: as many as a panel is wide), for boards over many processes.
+    """
 
     slug: str
     title: str
     description: str
     strip: tuple[Panel, ...]
     sections: tuple[Section, ...]
+    points: int = 0
 
     @property
     def uid(self) -> str:

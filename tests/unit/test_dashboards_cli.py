@@ -22,10 +22,10 @@ def test_all_files_are_written_and_named(options: tuple[str, ...], form: dashboa
     monkeypatch.setattr(rules, "files", lambda objectives, runbooks, boards: {
         "rules/a.yaml": f"{objectives[0].name} {runbooks} {boards}\n"})
     out = tmp_path / "new" / "boards"
-    code = main(["dashboards", "--out", str(out), *options, "--runbooks", "https://a/b/", "--dashboards", "https://g/d"])
+    code = main(["dashboards", "--out", str(out), *options, "--runbooks", "https://a/b/", "--dashboards", "https://g/"])
     assert code == 0
     found = {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
-    assert found == {**dashboards.boards(form), "rules/a.yaml": "allocation-latency https://a/b https://g/d\n"}
+    assert found == {**dashboards.boards(form), "rules/a.yaml": "allocation-latency https://a/b https://g\n"}
     assert sorted(capsys.readouterr().out.splitlines()) == sorted(str(out / name) for name in found)
 
 
@@ -42,10 +42,9 @@ def test_other_files_stay_and_old_boards_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("options", "sentence"), [
     (["--form", "yaml"], "kvobs: The form is 'yaml'; allowed are provisioned and grafana.com.\n"),
-    (["--runbooks", "a b"], "kvobs: The address that --runbooks gives is 'a b'; allowed is a URL or path without "
-                            "blanks.\n"),
-    (["--dashboards", ""], "kvobs: The address that --dashboards gives is ''; allowed is a URL or path without "
-                           "blanks.\n"),
+    (["--runbooks", "a b"], "kvobs: The address that --runbooks gives is 'a b'; allowed is a URL without blanks.\n"),
+    (["--dashboards", "a\nb"], "kvobs: The address that --dashboards gives is 'a\\nb'; "
+                               "allowed is a URL without blanks.\n"),
 ])
 def test_what_is_refused_is_one_sentence(options: list[str], sentence: str, tmp_path: Path,
                                          capsys: pytest.CaptureFixture[str]) -> None:

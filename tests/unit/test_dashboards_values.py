@@ -129,7 +129,7 @@ def test_latency_quantiles_and_the_line_of_the_objective(tmp_path: Path) -> None
     high = _buckets("kvobs_alloc_latency_seconds", 'job="kvobs", instance="b:1", device="cpu"',
                     {"0.01": 0, "0.012": 0, "0.02": 10, "+Inf": 10})
     # 40 per step: the 20th lies 2/3 into the first bucket; the 38th is the 8th of 10 between 12 and 20 ms.
-    asked = {name: f"round({text}, 1e-6)" for name, text in panel("overview", "Allocation latency").items()}
+    asked = {name: f"round({text}, 1e-6)" for name, text in panel("allocator", "Allocation latency").items()}
     assert answers(tmp_path, {**low, **high}, asked, {
         "p50": {"{}": 0.006667}, "p95": {"{}": 0.0184}, "12 ms: the objective's line": {"{}": 0.012}}) == ""
     assert answers(tmp_path, {**low, **high}, panel("overview", "Allocations within 12 ms"),

@@ -52,7 +52,8 @@ SYMPTOM = Section("Symptom: allocations are slow or fail", (
          buckets("kvobs.alloc.latency"), line_at=SLOW_ALLOCATION, line_name="12 ms = objective", absent=NO_PROBE,
          note=LATENCY_NOTE + " The row named '12 ms = objective' ends at the objective's line: all above it is slow. "
          "Points are exemplars: with their trace_id, Jaeger (the variable names it) shows the turn."),
-    lines("Allocation latency", "Do allocations stay within the objective's 12 ms?", *allocation_quantiles(),
+    lines("Allocation latency", "Do allocations stay within the objective's 12 ms?",
+          *allocation_quantiles(0.5, 0.95, 0.99),
           absent=NO_PROBE, note=LATENCY_NOTE, limit=SLOW_ALLOCATION, width=12, height=9),
     lines("Slow allocations", "How many timed allocations took longer than 12 ms?", rate("kvobs.alloc.slow", "device"),
           absent=NO_PROBE),

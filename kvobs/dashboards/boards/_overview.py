@@ -47,13 +47,11 @@ STRIP = (
 
 SYMPTOM = Section("Symptom: what users feel", (
     lines("Time to first token", "How long do users wait for the first token?",
-          query(quantile(0.5, "gen_ai.server.time_to_first_token"), "p50", exemplars=True),
-          query(quantile(0.95, "gen_ai.server.time_to_first_token"), "p95"), absent=NO_TURNS),
-    lines("Allocation latency", "Do allocations stay within the objective's 12 ms?", *allocation_quantiles(),
+          query(quantile(0.95, "gen_ai.server.time_to_first_token"), "p95", exemplars=True), absent=NO_TURNS),
+    lines("Allocation latency", "Do allocations stay within the objective's 12 ms?", *allocation_quantiles(0.95),
           absent=NO_PROBE, note=LATENCY_NOTE, limit=SLOW_ALLOCATION),
     lines("Turns by outcome", "How do turns end?", rate("kvobs.turns", "outcome"), absent=NO_TURNS),
     lines("Time per output token", "How fast do tokens come?",
-          query(quantile(0.5, "gen_ai.server.time_per_output_token"), "p50"),
           query(quantile(0.95, "gen_ai.server.time_per_output_token"), "p95"), absent=NO_TURNS),
     lines("Out of memory", "Did memory run out, and for whom?",
           query(rate("kvobs.out_of_memory", "model", how="increase"), "calls of"),
@@ -127,5 +125,5 @@ BOARD = Board(
     slug="overview", title="Overview",
     description="One row per link of the chain: symptom, pressure, fragmentation, re-allocation, migration, breaker, "
                 "health. The other boards go deeper.",
-    strip=STRIP, sections=(SYMPTOM, PRESSURE, FRAGMENTATION, REALLOCATION, MIGRATION, BREAKER, HEALTH))
+    strip=STRIP, sections=(SYMPTOM, PRESSURE, FRAGMENTATION, REALLOCATION, MIGRATION, BREAKER, HEALTH), points=120)
 

@@ -24,10 +24,10 @@ LATENCY_NOTE = ("One of kvobs.alloc.interval requests is timed, at random. The d
 FASTEST = "12 ms: the objective's line"
 
 
-def allocation_quantiles() -> tuple[Query, ...]:
+def allocation_quantiles(*quantiles: float) -> tuple[Query, ...]:
     """The allocation latency's quantiles, and the objective's limit as a named line while there are any."""
-    return (*(query(quantile(q, "kvobs.alloc.latency"), f"p{q * 100:g}", exemplars=q == 0.99)
-              for q in (0.5, 0.95, 0.99)),
+    return (*(query(quantile(q, "kvobs.alloc.latency"), f"p{q * 100:g}", exemplars=q == max(quantiles))
+              for q in quantiles),
             query(line(SLOW_ALLOCATION, where(observed("kvobs.alloc.latency"), "> 0"), "s"), FASTEST))
 
 

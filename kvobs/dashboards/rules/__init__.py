@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from kvobs.config import Objective
 
+RUNBOOKS = "runbooks"
+DASHBOARDS = ""
+
 
 def files(objectives: Sequence[Objective], runbooks: str, dashboards: str) -> dict[str, str]:
     """Relative path and text of every file for Prometheus."""
