@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from kvobs.catalog import ROWS, Row, prometheus_label, prometheus_name
+from kvobs.slo import ALERTS, window_text
 from tests.dashboard_lint import expressions, variables
 from tests.promql import Node, parse
 
@@ -15,6 +17,10 @@ EVERY = {"job", "instance"}
 SUMS = ("sum", "avg")
 # Functions that keep what kind of value a series has, as far as adding it up is concerned.
 KEEP = ("rate", "increase", "irate")
+
+
+# Values that the catalog leaves to another list: the windows of burn rates.
+WORDS = {"window": {window_text(seconds) for alert in ALERTS for seconds in (alert.short_s, alert.long_s)}}
 
 
 def _samples() -> dict[str, tuple[Row, set[str]]]:
@@ -77,6 +83,11 @@ def _series(one: Node, above: tuple[Node, ...]) -> Iterator[str]:
         return
     row, labels = SAMPLES[one.name]
     yield from (f"{one.name} has no label {label}" for label, _, _ in one.matchers if label not in labels)
+    for label, operator, value in one.matchers:
+        if label in EVERY or label == "le" or value.startswith("$") or operator not in ("=", "=~"):
+            continue
+        yield from (f"the catalog does not say that {label} of {one.name} may be {word}" for word in value.split("|")
+                    if word not in WORDS.get(label, set()) and not re.search(rf"\b{word}\b", row.meaning + row.formula))
     around = [node for node in reversed(above) if node.kind == "aggregation"]
     for node in around[:1]:
         yield from (f"{one.name} has no label {label}" for label in node.labels if label not in labels)

@@ -12,6 +12,7 @@ import pytest
 from kvobs import dashboards
 from tests.dashboard_lint import RULES, drawn, every_panel, lint
 from tests.dashboard_schemas import SCHEMAS, schema_errors, unit_names
+from tests.promql import parse
 
 Board = dict[str, Any]
 BOARDS: dict[str, Board] = {name: json.loads(text) for name, text in dashboards.boards().items()}
@@ -163,6 +164,20 @@ def test_the_strip_stands_first_and_says_who_is_unreachable(name: str) -> None:
     assert len(strip) >= 6
     assert set(strip) == {"stat"}
     assert BOARDS[name]["panels"][0]["title"] == "Unreachable"
+
+
+def test_a_tile_shows_one_number() -> None:
+    """What a tile asks for is joined over all labels: it never shows the first of several series."""
+    for board in BOARDS.values():
+        for panel in drawn(board):
+            if panel["type"] == "stat":
+                [target] = panel["targets"]
+                tree = parse(target["expr"])
+                ends = [tree] if tree.kind == "aggregation" else [
+                    node for node, _ in tree.walk() if node.kind == "aggregation" and node.labels not in ((), ("le",))]
+                assert all(node.labels == () for node in ends), panel["title"]
+                assert target["instant"] is True
+                assert target["range"] is False
 
 
 def test_rows_stand_in_causal_order() -> None:

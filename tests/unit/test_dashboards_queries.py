@@ -105,6 +105,8 @@ def test_a_planted_rename_is_caught() -> None:
     (f"sum by (region) (kvobs_kv_caches{{{HERE}}})", "kvobs_kv_caches has no label region"),
     (f'sum (kvobs_kv_caches{{{HERE}, state="held"}})', "kvobs_kv_caches has no label state"),
     (f"sum (rate(kvobs_alloc_latency_seconds_total{{{HERE}}}[$__rate_interval]))", "is no metric of the catalog"),
+    (f'sum (kvobs_kv_usage_bytes{{{HERE}, state="keeping"}})', "may be keeping"),
+    (f'sum (rate(kvobs_turns_total{{{HERE}, outcome=~"error|crashed"}}[$__rate_interval]))', "may be crashed"),
     (f"kvobs_kv_caches{{{HERE}}}", "kvobs_kv_caches is not aggregated"),
     (f"sum (rate(kvobs_engine_tokens_total{{{HERE}}}[$__rate_interval]))", "added up over targets"),
 ])

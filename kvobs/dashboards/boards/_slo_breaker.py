@@ -6,8 +6,10 @@ from kvobs.dashboards._model import Board, Section
 from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, stat, states, table, unreachable
 from kvobs.dashboards._promql import quantile, rate, ratio, state, worst
 from kvobs.dashboards.boards._shared import NO_BREAKER, NONE_COUNTED, UNJUDGED
+from kvobs.slo import ALERTS, window_text
 
 NO_GATE = "no request was judged"
+FIRST = ALERTS[0]
 ALERT = {0: ("quiet", "green"), 1: ("firing", "red")}
 
 STRIP = (
@@ -16,8 +18,8 @@ STRIP = (
          worst(state("kvobs.slo.budget", "objective"), how="min"), absent=UNJUDGED,
          steps=((None, "red"), (0.0, "orange"), (0.25, "green"))),
     stat("Fastest burn, 1 h", "How many times as fast as allowed is a budget spent, at most?",
-         worst(state("kvobs.slo.burn", "objective", window="1h")), absent=UNJUDGED, unit="none",
-         steps=((None, "green"), (1.0, "orange"), (14.4, "red"))),
+         worst(state("kvobs.slo.burn", "objective", window=window_text(FIRST.long_s))), absent=UNJUDGED, unit="none",
+         steps=((None, "green"), (1.0, "orange"), (FIRST.factor, "red"))),
     stat("Burn alert", "Does an alert of an objective fire in any process?", state("kvobs.slo.alert"), absent=UNJUDGED,
          mappings=ALERT),
     stat("Breaker", "How far has the breaker gone?", state("kvobs.breaker.level"), absent=NO_BREAKER,
