@@ -18,7 +18,6 @@ from kvobs.dashboards._promql import (
 )
 from kvobs.dashboards.boards._host import HEAP, HOST, NVIDIA
 from kvobs.dashboards.boards._shared import (
-    LATENCY_NOTE,
     NO_ALLOCATOR,
     NO_NVML,
     NO_PROBE,
@@ -31,7 +30,7 @@ from kvobs.dashboards.boards._waterfall import waterfall
 STRIP = (
     unreachable(),
     stat("Latency, p95", "Do 95 % of allocations stay within the objective's 12 ms?",
-         quantile(0.95, "kvobs.alloc.latency"), absent=NO_PROBE, note=LATENCY_NOTE,
+         quantile(0.95, "kvobs.alloc.latency"), absent=NO_PROBE,
          steps=((None, "green"), (SLOW_ALLOCATION, "red"))),
     stat("Within 12 ms", "Which share of allocations is fast enough?", within(SLOW_ALLOCATION, "kvobs.alloc.latency"),
          absent=NO_PROBE),
@@ -50,11 +49,11 @@ STRIP = (
 SYMPTOM = Section("Symptom: allocations are slow or fail", (
     heat("Allocation latency by bucket", "How are latencies spread, and which ones are beyond the objective's 12 ms?",
          buckets("kvobs.alloc.latency"), line_at=SLOW_ALLOCATION, line_name="12 ms = objective", absent=NO_PROBE,
-         note=LATENCY_NOTE + " The row named '12 ms = objective' ends at the objective's line: all above it is slow. "
+         note="The row named '12 ms = objective' ends at the objective's line: all above it is slow. "
          "Points are exemplars: with their trace_id, Jaeger (the variable names it) shows the turn."),
     lines("Allocation latency", "Do allocations stay within the objective's 12 ms?",
           *allocation_quantiles(0.5, 0.95, 0.99),
-          absent=NO_PROBE, note=LATENCY_NOTE, limit=SLOW_ALLOCATION, width=12, height=9),
+          absent=NO_PROBE, limit=SLOW_ALLOCATION, width=12, height=9),
     lines("Slow allocations", "How many timed allocations took longer than 12 ms?", rate("kvobs.alloc.slow", "device"),
           absent=NO_PROBE),
     lines("Retries and failures", "Does the allocator have to release cached segments, or give up?",

@@ -7,7 +7,6 @@ from kvobs.dashboards._model import Board, Section
 from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, share, stat, states, unreachable
 from kvobs.dashboards._promql import mean, quantile, rate, ratio, state, within, worst
 from kvobs.dashboards.boards._shared import (
-    LATENCY_NOTE,
     NO_ALLOCATOR,
     NO_BREAKER,
     NO_CACHE,
@@ -27,7 +26,7 @@ from kvobs.dashboards.boards._shared import (
 STRIP = (
     unreachable(),
     stat("Allocation latency, p95", "Do 95 % of allocations stay within the objective's 12 ms?",
-         quantile(0.95, "kvobs.alloc.latency"), absent=NO_PROBE, note=LATENCY_NOTE,
+         quantile(0.95, "kvobs.alloc.latency"), absent=NO_PROBE,
          steps=((None, "green"), (SLOW_ALLOCATION, "red"))),
     stat("Time to first token, p95", "How long do users wait for the first token?",
          quantile(0.95, "gen_ai.server.time_to_first_token"), absent=NO_TURNS),
@@ -49,7 +48,7 @@ SYMPTOM = Section("Symptom: what users feel", (
     lines("Time to first token", "How long do users wait for the first token?",
           query(quantile(0.95, "gen_ai.server.time_to_first_token"), "p95", exemplars=True), absent=NO_TURNS),
     lines("Allocation latency", "Do allocations stay within the objective's 12 ms?", *allocation_quantiles(0.95),
-          absent=NO_PROBE, note=LATENCY_NOTE, limit=SLOW_ALLOCATION),
+          absent=NO_PROBE, limit=SLOW_ALLOCATION),
     lines("Turns by outcome", "How do turns end?", rate("kvobs.turns", "outcome"), absent=NO_TURNS),
     lines("Time per output token", "How fast do tokens come?",
           query(quantile(0.95, "gen_ai.server.time_per_output_token"), "p95"), absent=NO_TURNS),

@@ -19,8 +19,6 @@ NO_BRIDGE = "no engine is read"
 NO_CACHE = "no live cache"
 UNJUDGED = "nothing judged yet"
 NO_ALLOCATOR = "no caching allocator"
-LATENCY_NOTE = ("One of kvobs.alloc.interval requests is timed, at random. The device calls of a virtual GPU may take "
-                "modelled times: the table of allocator settings says so.")
 FASTEST = "12 ms: the objective's line"
 
 
