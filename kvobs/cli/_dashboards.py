@@ -36,7 +36,10 @@ def dashboards(out: Annotated[Path, typer.Option("--out", metavar="DIR", help="D
         if not url.isprintable() or any(letter.isspace() for letter in url):
             raise Refused(f"The address that {option} gives is {url!r}; allowed is a URL without blanks.")
     files = generated.boards(chosen)
-    files |= rules.files(config.load().objectives, runbooks.rstrip("/"), boards.rstrip("/"))
+    try:
+        files |= rules.files(config.load().objectives, runbooks.rstrip("/"), boards.rstrip("/"))
+    except ValueError as error:  # a rule of these objectives could never fire
+        raise Refused(str(error)) from error
     try:
         write_all(out, files)
     except OSError as error:

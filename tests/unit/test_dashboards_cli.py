@@ -54,6 +54,18 @@ def test_what_is_refused_is_one_sentence(options: list[str], sentence: str, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rule_that_could_never_fire_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    """What the rules refuse about the configured objectives is the sentence, and nothing is written."""
+    def blind(objectives: object, runbooks: str, boards: str) -> dict[str, str]:
+        raise ValueError("The alert A can never fire.")
+
+    monkeypatch.setattr(rules, "files", blind)
+    assert main(["dashboards", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "kvobs: The alert A can never fire.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_in_the_way_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the directory cannot be made, the sentence says so."""
     (tmp_path / "out").write_text("")
