@@ -83,4 +83,4 @@ HEALTH = Section("Health: who tells, and at what cost", (
 
 BOARD = Board(slug="fleet", title="Fleet",
               description="Which processes stand out, and how all others are spread: worst ten and quantiles, no sums.",
-              strip=STRIP, sections=(SYMPTOM, PRESSURE, HEALTH), points=120)
+              strip=STRIP, sections=(SYMPTOM, PRESSURE, HEALTH), points=90)

@@ -112,7 +112,7 @@ BREAKER = Section("Breaker: what was done about it", (
 ))
 
 HEALTH = Section("Health of the telemetry itself", (
-    lines("Highest overhead", "Does watching cost too much?", state("kvobs.self.overhead", "instance"),
+    lines("Highest overhead", "Does watching cost too much?", query(state("kvobs.self.overhead"), "highest"),
           absent=NO_STEPS, width=8),
     lines("Lost by stage", "Where was telemetry lost?", rate("kvobs.self.events.dropped", "stage"),
           absent=NONE_COUNTED),
@@ -124,5 +124,5 @@ BOARD = Board(
     slug="overview", title="Overview",
     description="One row per link of the chain: symptom, pressure, fragmentation, re-allocation, migration, breaker, "
                 "health. The other boards go deeper.",
-    strip=STRIP, sections=(SYMPTOM, PRESSURE, FRAGMENTATION, REALLOCATION, MIGRATION, BREAKER, HEALTH), points=120)
+    strip=STRIP, sections=(SYMPTOM, PRESSURE, FRAGMENTATION, REALLOCATION, MIGRATION, BREAKER, HEALTH), points=90)
 
