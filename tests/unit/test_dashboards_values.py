@@ -132,6 +132,11 @@ def test_latency_quantiles_and_the_line_of_the_objective(tmp_path: Path) -> None
     asked = {name: f"round({text}, 1e-6)" for name, text in panel("allocator", "Allocation latency").items()}
     assert answers(tmp_path, {**low, **high}, asked, {
         "p50": {"{}": 0.006667}, "p95": {"{}": 0.0184}, "12 ms: the objective's line": {"{}": 0.012}}) == ""
+    series = {name.replace("0.01", "0.001") if 'le="0.01"' in name else name: text for name, text in low.items()}
+    asked = panel("overview", "Allocations by latency")
+    assert list(asked) == ["within 1 ms", "within 12 ms", "within 100 ms"]
+    assert answers(tmp_path, {**series, **high}, asked, {
+        "within 1 ms": {"{}": 0.75}, "within 12 ms": {"{}": 0.75}}) == ""
     assert answers(tmp_path, {**low, **high}, panel("overview", "Allocations within 12 ms"),
                    {"{{device}}": {'{device="cpu"}': 0.75}}) == ""
 
@@ -144,7 +149,7 @@ def test_what_did_not_happen_has_no_quantile_no_mean_and_no_share(tmp_path: Path
     moved[f'kvobs_migration_duration_seconds_sum{{{WHO}, src="cpu", dst="cuda:0"}}'] = "0+0x40"
     still = {f"kvobs_prefix_hit_total{{{WHO}}}": 7, f"kvobs_prefix_queried_total{{{WHO}}}": 9}
     series = {**idle, **moved, **still}
-    for board, title in (("overview", "Allocation latency"), ("allocator", "Within 12 ms"),
+    for board, title in (("overview", "Allocations by latency"), ("allocator", "Within 12 ms"),
                          ("migration", "Duration, p95"), ("overview", "Mean duration of a move"),
                          ("kv-cache", "Prefix hits")):
         asked = panel(board, title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvobs.catalog import SLOW_ALLOCATION
+from kvobs.config import ARTICLE
 from kvobs.dashboards._model import Board, Section
 from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, share, stat, states, unreachable
 from kvobs.dashboards._promql import mean, quantile, rate, ratio, state, within, worst
@@ -18,7 +19,6 @@ from kvobs.dashboards.boards._shared import (
     NO_WINDOW,
     NONE_COUNTED,
     UNJUDGED,
-    allocation_quantiles,
     pool_in_use,
     unused_share,
 )
@@ -47,8 +47,11 @@ STRIP = (
 SYMPTOM = Section("Symptom: what users feel", (
     lines("Time to first token", "How long do users wait for the first token?",
           query(quantile(0.95, "gen_ai.server.time_to_first_token"), "p95", exemplars=True), absent=NO_TURNS),
-    lines("Allocation latency", "Do allocations stay within the objective's 12 ms?", *allocation_quantiles(0.95),
-          absent=NO_PROBE, limit=SLOW_ALLOCATION),
+    lines("Allocations by latency",
+          "Which share of allocations is fast enough, and are 95 % within the objective's 12 ms?",
+          *(query(within(bound, "kvobs.alloc.latency"), f"within {bound * 1e3:g} ms")
+            for bound in (0.001, SLOW_ALLOCATION, 0.1)), absent=NO_PROBE, low=None, high=1, limit=ARTICLE.quantile,
+          note="The dashed line is the share that the objective wants within 12 ms."),
     lines("Turns by outcome", "How do turns end?", rate("kvobs.turns", "outcome"), absent=NO_TURNS),
     lines("Time per output token", "How fast do tokens come?",
           query(quantile(0.95, "gen_ai.server.time_per_output_token"), "p95"), absent=NO_TURNS),
