@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -23,11 +24,12 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     expr: Expr
     legend: str = ""
     exemplars: bool = False
+    words: Mapping[int, tuple[str, str]] = {}
 
     @property
     def name(self) -> str:
         """The legend in Grafana's words."""
-        labels = " ".join(f"{{{{{label}}}}}" for label in self.expr.by)
+        labels = " ".join(f"{{{{{label}}}}}" for label in self.expr.by).replace("{{src}} {{dst}}", "{{src}} to {{dst}}")
         return " ".join(part for part in (self.legend, labels) if part) or "all"
 
 

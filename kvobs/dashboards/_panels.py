@@ -20,21 +20,23 @@ _TRACE = {**_LINK, "title": "Trace in Jaeger", "url": "${jaeger}/trace/${__data.
 _TURNS = {**_LINK, "title": "Turns of this time in Jaeger",
           "url": "${jaeger}/search?lookback=custom&start=${__from}000&end=${__to}000"}
 _TOOLTIP = {"mode": "multi", "sort": "desc"}
+# Without it, the text for no data has the color of the lowest step: the green or the red of a value that nobody told.
+_PLAIN_ABSENCE = {"type": "special", "options": {"match": "null", "result": {"color": "text", "index": 99}}}
+_WIDE = {"reason": 520}  # pixels of a table's column whose labels are sentences
 _LEGEND = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 
 
-def query(expr: Expr, legend: str = "", *, exemplars: bool = False) -> Query:
-    """One expression under a name; empty: its labels."""
-    return Query(expr=expr, legend=legend, exemplars=exemplars)
+def query(expr: Expr, legend: str = "", *, exemplars: bool = False, words: Words | None = None) -> Query:
+    """One expression under a name; empty: its labels. ``words`` are what a table's column says for its states."""
+    return Query(expr=expr, legend=legend, exemplars=exemplars, words=words or {})
 
 
 def stat(title: str, question: str, expr: Expr, *, absent: str = "not reported", steps: Sequence[Step] = (),
          mappings: Words | None = None, note: str = "", unit: str = "", decimals: int | None = None,
          width: int = 3) -> Panel:
     """A tile with the value as of now."""
-    defaults: dict[str, Any] = {"thresholds": _thresholds(steps or ((None, "text"),)), "color": {"mode": "thresholds"}}
-    if mappings:
-        defaults["mappings"] = _mappings(mappings)
+    defaults: dict[str, Any] = {"thresholds": _thresholds(steps or ((None, "text"),)), "color": {"mode": "thresholds"},
+                                "mappings": [*(_mappings(mappings) if mappings else ()), _PLAIN_ABSENCE]}
     if decimals is not None:
         defaults["decimals"] = decimals
     options = {"colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
@@ -115,8 +117,12 @@ def table(title: str, question: str, *columns: Query, absent: str = "not reporte
           height: int = 8, mappings: Words | None = None) -> Panel:
     """Values as of now: one row per set of labels, one column per query."""
     names = _value_columns(columns)
-    overrides = tuple({"matcher": {"id": "byName", "options": one.legend},
-                       "properties": [{"id": "unit", "value": grafana_unit(one.expr.unit)}]} for one in columns)
+    # The text for no data is the whole table's; a cell without a value is a dash, a label without one is empty.
+    overrides = ({"matcher": {"id": "byType", "options": "string"}, "properties": [{"id": "noValue", "value": ""}]},
+                 *({"matcher": {"id": "byName", "options": one.legend}, "properties": _column(one)} for one in columns),
+                 *({"matcher": {"id": "byName", "options": label},
+                    "properties": [{"id": "custom.width", "value": pixels}]}
+                   for label, pixels in _WIDE.items() if label in columns[0].expr.by))
     defaults: dict[str, Any] = {"custom": {"align": "auto", "inspect": False}}
     if mappings:
         defaults["mappings"] = _mappings(mappings)
@@ -124,7 +130,8 @@ def table(title: str, question: str, *columns: Query, absent: str = "not reporte
                  unit="none", width=width, height=height, overrides=overrides, defaults=defaults,
                  options={"showHeader": True, "frameIndex": 0, "cellHeight": "sm"},
                  transformations=(*({"id": "merge", "options": {}} for _ in columns[1:2]),
-                                  _organized(dict(zip(names, (one.legend for one in columns), strict=True)))))
+                                  _organized(dict(zip(names, (one.legend for one in columns), strict=True)),
+                                             order=(*columns[0].expr.by, *names))))
 
 
 def stacked_bars(title: str, question: str, *parts: Query, absent: str, note: str, width: int = 12,
@@ -164,9 +171,16 @@ def _value_columns(queries: Sequence[Query]) -> list[str]:
     return [f"Value #{chr(ord('A') + number)}" for number in range(len(queries))] if len(queries) > 1 else ["Value"]
 
 
-def _organized(renamed: Mapping[str, str], hidden: Mapping[str, bool] | None = None) -> dict[str, Any]:
+def _column(of: Query) -> list[dict[str, Any]]:
+    words = [{"id": "mappings", "value": _mappings(of.words)}] if of.words else []
+    return [{"id": "unit", "value": grafana_unit(of.expr.unit)}, {"id": "noValue", "value": "-"}, *words]
+
+
+def _organized(renamed: Mapping[str, str], hidden: Mapping[str, bool] | None = None,
+               order: Sequence[str] = ()) -> dict[str, Any]:
+    places = {name: place for place, name in enumerate(order)}
     return {"id": "organize", "options": {"excludeByName": {"Time": True, **(hidden or {})}, "includeByName": {},
-                                          "indexByName": {}, "renameByName": dict(renamed)}}
+                                          "indexByName": places, "renameByName": dict(renamed)}}
 
 
 def _thresholds(steps: Sequence[Step]) -> dict[str, Any]:

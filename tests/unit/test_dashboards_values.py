@@ -165,7 +165,7 @@ def test_the_worst_process_is_shown_not_the_mean(tmp_path: Path) -> None:
         series[f'kvobs_allocator_usage_bytes{{{at}, state="unused"}}'] = 90 if number == 3 else 0
     for state in ("allocated", "unused"):
         series[f'kvobs_allocator_usage_bytes{{job="kvobs", instance="empty:1", device="cuda:1", state="{state}"}}'] = 0
-    assert answers(tmp_path, series, panel("allocator", "Worst unused share"), {"all": {"{}": 0.9}}) == ""
+    assert answers(tmp_path, series, panel("allocator", "Worst unused"), {"all": {"{}": 0.9}}) == ""
     asked = panel("overview", "Reserved but unused")
     assert answers(tmp_path, series, asked, {"now, on {{device}}": {'{device="cuda:0"}': 0.9}}) == ""
     assert answers(tmp_path, series, panel("fleet", "Unused share, spread"), {

@@ -38,9 +38,9 @@ STRIP = (
          absent=NO_ALLOCATOR),
     stat("Reserved, unused", "How much does the allocator hold that serves nobody?",
          state("kvobs.allocator.usage", state="unused"), absent=NO_ALLOCATOR),
-    stat("Worst unused share", "Which share of reserved memory serves nobody, at the worst process and device?",
+    stat("Worst unused", "Which share of reserved memory serves nobody, at the worst process and device?",
          worst(unused_share()), absent=NO_ALLOCATOR, steps=((None, "green"), (0.3, "orange"), (0.5, "red"))),
-    stat("Smallest largest free", "How large a request can be served from what is reserved?",
+    stat("Least largest free", "How large a request can be served from what is reserved?",
          state("kvobs.window.largest_free"), absent=NO_WINDOW),
     stat("Unexplained", "How much of a device's memory does nobody explain, at most?",
          state("kvobs.device.memory", part="unexplained"), absent=NO_NVML),
@@ -101,7 +101,7 @@ REALLOCATION = Section("Re-allocation: how busy the allocator is", (
           query(state("kvobs.allocator.setting", "instance", "setting", "value"), "In effect"), absent=NO_ALLOCATOR,
           width=8, height=7),
     lines("Sampling of latencies", "How rarely is a request timed?",
-          query(state("kvobs.alloc.interval", "device"), "1 of, on"), absent=NO_PROBE),
+          query(state("kvobs.alloc.interval", "device"), "one in, on"), absent=NO_PROBE),
 ))
 
 BOARD = Board(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvobs.dashboards._model import Board, Query, Section
-from kvobs.dashboards._panels import lines, query, stat, table, unreachable
+from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, stat, table, unreachable
 from kvobs.dashboards._promql import SCRAPE, UP, Expr, bottom, quantile, rate, spread, state, top, worst
 from kvobs.dashboards.boards._shared import (
     NO_ALLOCATOR,
@@ -38,12 +38,12 @@ STRIP = (
          absent="no targets", width=4, decimals=0),
     stat("Worst latency, p95", "How slow are allocations at the slowest process?", worst(LATENCY), absent=NO_PROBE,
          width=4),
-    stat("Worst unused share", "How much does the most fragmented process hold for nobody?", worst(UNUSED),
+    stat("Worst unused", "How much does the most fragmented process hold for nobody?", worst(UNUSED),
          absent=NO_ALLOCATOR, width=4),
     stat("Least budget left", "How much of its error budget has the worst process?", worst(BUDGET, how="min"),
          absent=UNJUDGED, width=4, steps=((None, "red"), (0.0, "orange"), (0.25, "green"))),
     stat("Worst breaker", "How far has the breaker gone anywhere?", state("kvobs.breaker.level"), absent=NO_BREAKER,
-         width=4, decimals=0, steps=((None, "green"), (1.0, "yellow"), (2.0, "orange"), (3.0, "red"))),
+         width=4, mappings=GOOD_TO_BAD),
 )
 
 SYMPTOM = Section("Symptom: who is slow", (
@@ -51,8 +51,8 @@ SYMPTOM = Section("Symptom: who is slow", (
           query(state(UP.name, "instance"), "Up"), query(FIRST, "First token p95"), query(LATENCY, "Allocation p95"),
           query(BUDGET, "Budget left"), query(UNUSED, "Unused share"), query(RESIDENT, "Resident"),
           query(rate("kvobs.kv.preemptions", "instance"), "Preemptions"),
-          query(state("kvobs.breaker.level", "instance"), "Breaker"), query(OVERHEAD, "Overhead"),
-          absent="no targets", width=24, height=10, note="An empty cell means: not reported by that process."),
+          query(state("kvobs.breaker.level", "instance"), "Breaker", words=GOOD_TO_BAD), query(OVERHEAD, "Overhead"),
+          absent="no targets", width=24, height=10, note="A dash means: not reported by that process."),
     lines("Time to first token p95, worst ten", "Whose users wait longest?", top(10, FIRST), absent=NO_TURNS),
     lines("Allocation latency p95, worst ten", "Whose allocator is slowest?", top(10, LATENCY), absent=NO_PROBE),
     lines("Allocation latency p95, spread", "Is it one process, or all?", *spreads(LATENCY), absent=NO_PROBE),

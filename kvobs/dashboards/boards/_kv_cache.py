@@ -9,6 +9,7 @@ from kvobs.dashboards.boards._shared import NO_BRIDGE, NO_CACHE, NO_POOL, NONE_C
 
 DEEP = "no step was sampled"
 POOL = ("target", "model", "ranks", "pool")
+NO_ACCOUNT = "not told by the pool"
 
 STRIP = (
     unreachable(),
@@ -21,7 +22,7 @@ STRIP = (
          steps=((None, "green"), (0.85, "orange"), (0.95, "red"))),
     stat("Preempted", "Do requests lose their blocks to others?", rate("kvobs.kv.preemptions"), absent=NONE_COUNTED,
          steps=((None, "green"), (1e-9, "orange"))),
-    stat("Evictions under pressure", "Is cached content given away for new tokens?",
+    stat("Pressure evictions", "Is cached content given away for new tokens?",
          rate("kvobs.kv.block.evictions", reason="pressure"), absent=NONE_COUNTED),
     stat("Prefix hits", "Which share of looked-up tokens did the prefix cache have?",
          ratio(rate("kvobs.prefix.hit"), rate("kvobs.prefix.queried"), "hit / queried"), absent="nothing looked up"),
@@ -51,7 +52,7 @@ PRESSURE = Section("Pressure: who holds the cache", (
     lines("Live caches", "How many caches hold KV?", state("kvobs.kv.caches", "model", "device", "cache"),
           absent=NO_CACHE),
     lines("Blocks that no state explains", "Does the pool's ledger add up?",
-          state("kvobs.kv.unexplained", "model", "cache"), absent=NO_POOL, note="0 in a sound pool."),
+          state("kvobs.kv.unexplained", "model", "cache"), absent=NO_ACCOUNT, note="0 in a sound pool."),
 ))
 
 FRAGMENTATION = Section("Fragmentation: what is held without tokens", (
@@ -59,9 +60,9 @@ FRAGMENTATION = Section("Fragmentation: what is held without tokens", (
           worst(share(state("kvobs.kv.usage", "instance", "cache", state="slack"),
                       state("kvobs.kv.usage", "instance", "cache", state="held")), "cache"), high=1, absent=NO_CACHE),
     lines("Unused tails of last blocks", "How many tokens would fit into blocks that are held already?",
-          state("kvobs.kv.tail", "model", "cache"), absent=NO_POOL, width=4),
+          state("kvobs.kv.tail", "model", "cache"), absent=NO_ACCOUNT, width=4),
     lines("Memory of the tails", "How much memory is that?", state("kvobs.kv.tail.usage", "model", "cache"),
-          absent=NO_POOL, width=4),
+          absent=NO_ACCOUNT, width=4),
     lines("The article's fragmentation rate", "What does the reference article's definition say?",
           state("kvobs.kv.fragmentation.article", "model", "cache"), high=1, absent=NO_CACHE,
           note="It is high for any cache of many buffers, sound ones too: compare it with slack before you act."),
@@ -116,9 +117,9 @@ ATTENTION = Section("KVOBS_DEEP=on: attention and cache updates", (
     lines("Changes of life cycle", "Do blocks come back after they were given up?",
           rate("kvobs.attention.transitions", "model", "to"), absent=DEEP),
     lines("Sampling", "How rarely are decode steps sampled?",
-          query(state("kvobs.attention.interval", "model"), "1 of:"),
+          query(state("kvobs.attention.interval", "model"), "one in:"),
           absent=DEEP, width=4),
-    lines("Cache.update per layer, p95", "What does one layer's update cost?",
+    lines("Cache.update p95", "What does one layer's update cost?",
           quantile(0.95, "kvobs.kv.update.duration", "layers"), absent=DEEP, width=4),
 ), collapsed=True)
 

@@ -9,6 +9,7 @@ from kvobs.dashboards.boards._shared import NO_BRIDGE
 
 PAIR = ("src", "dst")
 NOTHING = "nothing moved"
+UNTIMED = "no move was timed"
 PATH = ("target", "path", "direction")
 
 STRIP = (
@@ -19,7 +20,7 @@ STRIP = (
          each(rate("kvobs.migration.io"), rate("kvobs.migration.operations"), "By", "bytes / moves"), absent=NOTHING,
          width=4),
     stat("Duration, p95", "How long does a call that moves KV take?", quantile(0.95, "kvobs.migration.duration"),
-         absent=NOTHING, width=4),
+         absent=UNTIMED, width=4),
     stat("Busiest pair", "How much does the busiest pair of devices move?", worst(rate("kvobs.migration.io", *PAIR)),
          absent=NOTHING, width=4),
 )
@@ -27,9 +28,9 @@ STRIP = (
 SYMPTOM = Section("Symptom: what moving costs", (
     lines("Duration of moves", "How long do calls that move KV take?",
           *(query(quantile(q, "kvobs.migration.duration"), f"p{q * 100:g}", exemplars=q == 0.95)
-            for q in (0.5, 0.95)), absent=NOTHING,
+            for q in (0.5, 0.95)), absent=UNTIMED,
           note="Host time of the call: copies that go on behind it are not in it."),
-    lines("Mean duration by pair", "Which pair is slow?", mean("kvobs.migration.duration", *PAIR), absent=NOTHING),
+    lines("Mean duration by pair", "Which pair is slow?", mean("kvobs.migration.duration", *PAIR), absent=UNTIMED),
     lines("Mean size by pair", "Are moves large enough to be worth it?",
           each(rate("kvobs.migration.io", *PAIR), rate("kvobs.migration.operations", *PAIR), "By", "bytes / moves"),
           absent=NOTHING),

@@ -25,12 +25,12 @@ from kvobs.dashboards.boards._shared import (
 
 STRIP = (
     unreachable(),
-    stat("Allocation latency, p95", "Do 95 % of allocations stay within the objective's 12 ms?",
+    stat("Allocation p95", "Do 95 % of allocations stay within the objective's 12 ms?",
          quantile(0.95, "kvobs.alloc.latency"), absent=NO_PROBE,
          steps=((None, "green"), (SLOW_ALLOCATION, "red"))),
-    stat("Time to first token, p95", "How long do users wait for the first token?",
+    stat("First token p95", "How long do users wait for the first token?",
          quantile(0.95, "gen_ai.server.time_to_first_token"), absent=NO_TURNS),
-    stat("Least error budget left", "Which share of the error budget is left where it is smallest?",
+    stat("Error budget left", "Which share of the error budget is left where it is smallest?",
          worst(state("kvobs.slo.budget", "objective"), how="min"), absent=UNJUDGED,
          steps=((None, "red"), (0.0, "orange"), (0.25, "green"))),
     stat("Fullest KV pool", "How full is the fullest pool of KV blocks?", worst(pool_in_use()), absent=NO_POOL,
@@ -66,7 +66,7 @@ SYMPTOM = Section("Symptom: what users feel", (
 PRESSURE = Section("Pressure: what memory is asked for", (
     lines("KV cache", "How much memory do the caches take, and how much of it holds tokens?",
           state("kvobs.kv.usage", "state"), stacked=True, absent=NO_CACHE),
-    lines("Fullest KV pool by state", "What are the pools' blocks used for?", state("kvobs.kv.blocks", "state"),
+    lines("KV blocks by state", "What are the pools' blocks used for?", state("kvobs.kv.blocks", "state"),
           stacked=True, absent=NO_POOL),
     lines("Device memory: least free, most unexplained",
           "Is a device about to be full, or does nobody own what fills it?",
@@ -102,7 +102,7 @@ MIGRATION = Section("Migration: what moves between devices", (
     lines("KV moved", "How much KV changes device, and which way?", rate("kvobs.migration.io", "src", "dst"),
           absent="nothing moved", width=12),
     lines("Mean duration of a move", "How long does a call that moves KV take?",
-          mean("kvobs.migration.duration", "src", "dst"), absent="nothing moved", width=12),
+          mean("kvobs.migration.duration", "src", "dst"), absent="no move was timed", width=12),
 ))
 
 BREAKER = Section("Breaker: what was done about it", (

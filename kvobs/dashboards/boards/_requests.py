@@ -14,11 +14,11 @@ EACH = "gen_ai.server.time_per_output_token"
 
 STRIP = (
     unreachable(),
-    stat("Time to first token, p95", "How long do users wait for the first token?", quantile(0.95, FIRST),
+    stat("First token p95", "How long do users wait for the first token?", quantile(0.95, FIRST),
          absent=NO_TURNS),
-    stat("Time per token, p95", "How fast do tokens come?", quantile(0.95, EACH), absent=NO_TURNS),
+    stat("Per token p95", "How fast do tokens come?", quantile(0.95, EACH), absent=NO_TURNS),
     stat("Calls", "How many calls end per second?", observed(TOOK), absent=NO_TURNS, unit="reqps"),
-    stat("Turns that were not ok", "Which share of turns ended badly?",
+    stat("Turns not ok", "Which share of turns ended badly?",
          ratio(rate("kvobs.turns", outcome="~error|out_of_memory|cancelled"), rate("kvobs.turns"), "bad / all"),
          absent="no bad turn counted", steps=((None, "green"), (1e-9, "orange"), (0.05, "red"))),
     stat("Running", "How many requests run?", state("kvobs.requests", state="running"), absent=NO_ENGINE, decimals=0),

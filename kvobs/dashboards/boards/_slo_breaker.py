@@ -43,9 +43,9 @@ SYMPTOM = Section("Symptom: how the objectives stand", (
                 "good:"),
           query(state("kvobs.slo.target", "objective"), "target:"), low=None, high=1, absent=UNJUDGED),
     states("Burn alerts", "Which alert fired when?", state("kvobs.slo.alert", "objective", "severity", "windows"),
-           mappings=ALERT, absent=UNJUDGED, width=16),
+           mappings=ALERT, absent=UNJUDGED, width=16, height=9),
     lines("Events judged", "Is there enough to judge?", rate("kvobs.slo.events", "objective"), absent=UNJUDGED,
-          height=6),
+          height=9),
 ))
 
 BREAKER = Section("Breaker: what it decided and did", (
