@@ -51,13 +51,13 @@ def labels(of: Row) -> tuple[str, ...]:
 
 
 def series(of: Row, suffix: str = "", **match: str) -> str:
-    """A selector that every variable of a board narrows; a value that begins with ``~`` is a regular expression."""
+    """A selector that every variable of a board narrows; ``~`` begins a regular expression, ``!`` what is left out."""
     for label in match:
         _known(of, label)
     found = [f'{label}=~"${label}"' for label in TARGET_LABELS]
     found += [f'{prometheus_label(key)}=~"${VARIABLES[key]}"' for key in of.attributes if key in VARIABLES]
-    found += [f'{label}=~"{value[1:]}"' if value.startswith("~") else f'{label}="{value}"'
-              for label, value in match.items()]
+    operators = {"~": "=~", "!": "!="}
+    found += [f'{label}{operators.get(value[0], "=")}"{value.lstrip("~!")}"' for label, value in match.items()]
     return f"{prometheus_name(of)}{suffix}{{{', '.join(found)}}}"
 
 

@@ -26,7 +26,9 @@ FINE = {f"kvobs_allocator_requested_bytes{{{GPU}}}": 390, f"kvobs_allocator_acti
         f"kvobs_allocator_inactive_split_bytes{{{GPU}}}": 100}
 CACHES = {f'kvobs_kv_usage_bytes{{{GPU}, model="{model}", cache="dynamic", state="{state}"}}': size
           for model, state, size in (("m", "held", 100), ("m", "slack", 30), ("n", "held", 50), ("n", "slack", 0))}
-BESIDE = {f'kvobs_kv_usage_bytes{{{WHO}, device="cpu", model="m", cache="dynamic", state="held"}}': 77}
+BESIDE = {f'kvobs_kv_usage_bytes{{{WHO}, device="cpu", model="m", cache="dynamic", state="held"}}': 77,
+          **{f'kvobs_allocator_usage_bytes{{{WHO}, device="cpu", state="{state}"}}': 140
+             for state in ("allocated", "unused")}}
 
 
 def answers(tmp_path: Path, series: dict[str, Any], asked: dict[str, str],
@@ -96,6 +98,13 @@ def test_the_waterfall_adds_up_to_the_device_s_total(scene: str, tmp_path: Path)
     assert list(asked) == list(ALL)
     assert answers(tmp_path, {name: size * MIB for name, size in series.items()}, asked, {
         name: {} if size is None else {PLACE: size * MIB} for name, size in expected.items()}) == ""
+
+
+def test_the_c_heap_is_no_device_memory(tmp_path: Path) -> None:
+    """What the process's C heap holds is not added to what a device's allocator holds."""
+    series = {name: size * MIB for name, size in (USAGE | BESIDE).items()}
+    assert answers(tmp_path, series, panel("allocator", "Allocated"), {"all": {"{}": 400 * MIB}}) == ""
+    assert answers(tmp_path, series, panel("allocator", "Reserved, unused"), {"all": {"{}": 200 * MIB}}) == ""
 
 
 def test_the_values_are_really_compared(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from kvobs.dashboards._promql import (
 )
 from kvobs.dashboards.boards._host import HEAP, HOST, NVIDIA
 from kvobs.dashboards.boards._shared import (
+    ACCELERATORS,
     NO_ALLOCATOR,
     NO_NVML,
     NO_PROBE,
@@ -34,14 +35,15 @@ STRIP = (
          steps=((None, "green"), (SLOW_ALLOCATION, "red"))),
     stat("Within 12 ms", "Which share of allocations is fast enough?", within(SLOW_ALLOCATION, "kvobs.alloc.latency"),
          absent=NO_PROBE),
-    stat("Allocated", "How much device memory do live tensors take?", state("kvobs.allocator.usage", state="allocated"),
+    stat("Allocated", "How much device memory do live tensors take?",
+         state("kvobs.allocator.usage", state="allocated", device=ACCELERATORS),
          absent=NO_ALLOCATOR),
     stat("Reserved, unused", "How much does the allocator hold that serves nobody?",
-         state("kvobs.allocator.usage", state="unused"), absent=NO_ALLOCATOR),
+         state("kvobs.allocator.usage", state="unused", device=ACCELERATORS), absent=NO_ALLOCATOR),
     stat("Worst unused", "Which share of reserved memory serves nobody, at the worst process and device?",
          worst(unused_share()), absent=NO_ALLOCATOR, steps=((None, "green"), (0.3, "orange"), (0.5, "red"))),
     stat("Least largest free", "How large a request can be served from what is reserved?",
-         state("kvobs.window.largest_free"), absent=NO_WINDOW),
+         state("kvobs.window.largest_free", device=ACCELERATORS), absent=NO_WINDOW),
     stat("Unexplained", "How much of a device's memory does nobody explain, at most?",
          state("kvobs.device.memory", part="unexplained"), absent=NO_NVML),
 )
@@ -66,7 +68,8 @@ SYMPTOM = Section("Symptom: allocations are slow or fail", (
 PRESSURE = Section("Pressure: what takes the device's memory", (
     waterfall(),
     lines("Reserved memory by state", "How much do live tensors take, and how much is cached by the allocator?",
-          state("kvobs.allocator.usage", "device", "state"), stacked=True, absent=NO_ALLOCATOR, width=12),
+          state("kvobs.allocator.usage", "device", "state", device=ACCELERATORS), stacked=True,
+          absent=NO_ALLOCATOR, width=12),
     lines("Device memory by owner", "Who holds the device's memory?",
           state("kvobs.device.memory", "instance", "device", "part"), stacked=True, absent=NO_NVML, width=12),
 ))

@@ -6,6 +6,7 @@ from kvobs.dashboards._model import Board, Query, Section
 from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, stat, table, unreachable
 from kvobs.dashboards._promql import SCRAPE, UP, Expr, bottom, quantile, rate, spread, state, top, worst
 from kvobs.dashboards.boards._shared import (
+    ACCELERATORS,
     NO_ALLOCATOR,
     NO_BREAKER,
     NO_CACHE,
@@ -63,7 +64,7 @@ PRESSURE = Section("Pressure and fragmentation: who holds too much", (
           absent=NO_ALLOCATOR),
     lines("Unused share, spread", "Is it one process, or all?", *spreads(UNUSED), high=1, absent=NO_ALLOCATOR),
     lines("Largest free block, smallest ten", "Who can serve only small requests?",
-          bottom(10, state("kvobs.window.largest_free", "instance", "device")), absent=NO_WINDOW),
+          bottom(10, state("kvobs.window.largest_free", "instance", "device", device=ACCELERATORS)), absent=NO_WINDOW),
     lines("Free device memory, least ten", "Whose device is about to be full?",
           bottom(10, state("kvobs.device.memory", "instance", "device", part="free")), absent=NO_NVML),
     lines("Unexplained device memory, most ten", "Where does nobody own what fills the device?",

@@ -19,6 +19,8 @@ NO_BRIDGE = "no engine is read"
 NO_CACHE = "no live cache"
 UNJUDGED = "nothing judged yet"
 NO_ALLOCATOR = "no caching allocator"
+# The C heap is told as an allocator too; it is no device, and its numbers are not to be added to a device's.
+ACCELERATORS = "!cpu"
 FASTEST = "12 ms: the objective's line"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvobs.dashboards._model import Panel, Query
 from kvobs.dashboards._panels import stacked_bars
 from kvobs.dashboards._promql import Expr, beside, either, less, placed, state, total
+from kvobs.dashboards.boards._shared import ACCELERATORS
 
 PLACE = ("instance", "device")
 
@@ -20,8 +21,8 @@ def _owner(part: str) -> Expr:
 
 def parts() -> dict[str, Expr]:
     """The parts by name, from what serves to what nobody explains; with ``instance`` and ``device`` as labels."""
-    allocated = state("kvobs.allocator.usage", *PLACE, state="allocated")
-    reserved = total(allocated, state("kvobs.allocator.usage", *PLACE, state="unused"))
+    allocated = state("kvobs.allocator.usage", *PLACE, state="allocated", device=ACCELERATORS)
+    reserved = total(allocated, state("kvobs.allocator.usage", *PLACE, state="unused", device=ACCELERATORS))
     asked, active = state("kvobs.allocator.requested", *PLACE), state("kvobs.allocator.active", *PLACE)
     split = state("kvobs.allocator.inactive_split", *PLACE)
     caches = state("kvobs.kv.usage", *PLACE)
