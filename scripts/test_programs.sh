@@ -4,6 +4,7 @@ set -uo pipefail
 
 wanted=()
 command -v prometheus >/dev/null && command -v promtool >/dev/null || wanted+=(prometheus)
+command -v amtool >/dev/null || wanted+=(prometheus-alertmanager)
 command -v chromium >/dev/null || wanted+=(chromium)
 command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || wanted+=(g++)
 [ ${#wanted[@]} -eq 0 ] && exit 0

@@ -1,0 +1,49 @@
+"""Each alert before a real promtool: it fires, and it is silent on what is nearly the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvobs.dashboards.rules import ALERTS, NAMES
+from tests.rules_cases import CASES, Case, Series, alive
+from tests.rules_promtool import WHO, promtool, scene
+
+pytestmark = pytest.mark.peer
+BY_TELEMETRY = {"KvobsUnreachable", "KvobsJobAbsent", "KvobsTelemetryStale"}  # test_rules_telemetry.py
+BY_BURN = {"KvobsErrorBudgetBurn"}  # test_rules_burn.py
+
+
+def expected(case: Case) -> dict[str, str]:
+    return {"alertname": case.alert, "severity": case.severity} | WHO | dict(case.labels)
+
+
+def young(series: Series, samples: int) -> Series:
+    """Only the last samples."""
+    return {key: [None] * (len(values) - samples) + list(values[-samples:]) for key, values in series.items()}
+
+
+def test_every_alert_has_a_case() -> None:
+    """No alert is without a test of firing and of not firing."""
+    assert sorted({case.alert for case in CASES} | BY_TELEMETRY | BY_BURN) == sorted(set(NAMES))
+    severities = {alert.name: alert.severity for alert in ALERTS}
+    assert all(severities[case.alert] == case.severity for case in CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
+def test_it_fires_and_is_silent(case: Case, tmp_path: Path) -> None:
+    """It alone fires, with its labels; nothing fires on a near miss, after a restart, while young, or just met."""
+    scenes = [scene("firing", alive() | case.firing, [expected(case)]),
+              scene("near", alive() | case.near, []),
+              scene("restart", alive() | case.restart, []),
+              scene("young", alive() | young(case.firing, case.young), [expected(case)] if case.told else []),
+              scene("just met", young(alive() | case.firing, case.young), [])]
+    assert promtool(tmp_path, scenes) == ""
+
+
+def test_a_silent_scene_is_really_tried(tmp_path: Path) -> None:
+    """Nothing fires where only what every process has is there; and promtool complains where that is a lie."""
+    assert promtool(tmp_path, [scene("absent", alive(), [])]) == ""
+    case = next(case for case in CASES if case.alert == "KvobsOutOfMemory")
+    assert case.alert in promtool(tmp_path, [scene("planted", alive() | case.firing, [])])
