@@ -47,7 +47,8 @@ def test_all_names_are_known() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "complaint"), [
-    ("kvobs_kv_preemptions_total", "kvobs_kv_preempted_total", "kvobs:kv_preemptions:increase5m: kvobs_kv_preempted_total"),
+    ("kvobs_kv_preemptions_total", "kvobs_kv_preempted_total",
+     "kvobs:kv_preemptions:increase5m: kvobs_kv_preempted_total"),
     ('state="unused"', 'status="unused"', "kvobs:device_headroom:ratio: kvobs_allocator_usage_bytes.status"),
     ("by (job, instance, stage)", "by (job, instance, phase)", "KvobsTelemetryDropped: by phase"),
     ("kvobs:kv_pool_headroom:band15m <= 0", "kvobs:kv_pool_headroom:band <= 0",
@@ -70,7 +71,8 @@ def test_what_is_renamed_in_the_catalog_stops_the_rules() -> None:
     """Rules take names from the catalog, so that a name that is gone, or a label, is refused where it is asked for."""
     with pytest.raises(ValueError, match=r"^The catalog has no metric 'kvobs\.kv\.preempted'\.$"):
         metric("kvobs.kv.preempted")
-    with pytest.raises(ValueError, match=r"^kvobs\.out_of_memory has no label 'device'; it has instance, job, model\.$"):
+    refusal = r"^kvobs\.out_of_memory has no label 'device'; it has instance, job, model\.$"
+    with pytest.raises(ValueError, match=refusal):
         metric("kvobs.out_of_memory", device="cuda:0")
 
 
@@ -83,7 +85,8 @@ def test_selectors() -> None:
 
 def test_the_scanner_reads_what_is_there() -> None:
     """Names, matchers and groupings are told apart from functions, operators, numbers and texts."""
-    seen = read('sum by (job, a) (increase(x_total{b="by (c)", d!~"e"}[5m] offset 1h)) / on (job) group_left (f) y:z > 1e-6')
+    seen = read('sum by (job, a) (increase(x_total{b="by (c)", d!~"e"}[5m] offset 1h))'
+                " / on (job) group_left (f) y:z > 1e-6")
     assert seen.selectors == (Selector("x_total", frozenset({"b", "d"})), Selector("y:z", frozenset()))
     assert seen.grouping == {"job", "a", "f"}
     assert [one.name for one in read(grown("x_total", 300)).selectors].count("x_total") == 4
@@ -92,7 +95,7 @@ def test_the_scanner_reads_what_is_there() -> None:
 
 
 def test_every_alert_says_what_it_must() -> None:
-    """CamelCase names that begin with Kvobs, unique; summary and description are sentences with labels and the value."""
+    """Unique CamelCase names that begin with Kvobs; summary and description are sentences with labels."""
     names = [alert.name for alert in ALERTS]
     assert len(set(names)) == len(names)
     for rule in rules():

@@ -11,8 +11,8 @@ from kvobs.dashboards.rules._alert import Alert
 from kvobs.dashboards.rules._blind import blind
 from kvobs.dashboards.rules._yaml import document
 
-# True wherever the files are: beside rules/ in dashboards/, and a path of the Grafana that draws the link.
-RUNBOOKS = "../runbooks"
+# True wherever the files are: a path below dashboards/, and one of the Grafana that draws the link.
+RUNBOOKS = "runbooks"
 DASHBOARDS = ""
 INTERVAL = "30s"
 ALERTS: tuple[Alert, ...] = (*_memory.ALERTS, *_service.ALERTS, *_telemetry.ALERTS)

@@ -23,8 +23,8 @@ def _storm() -> str:
 def _unexplained() -> str:
     """Only where kvobs knows what this process and the others hold: else their memory is within "unexplained"."""
     part = total(metric("kvobs.device.memory", part="unexplained"), "device")
-    known = " and ".join(total(metric("kvobs.device.memory", part=name), "device") for name in ("context", "others"))
-    return f"{part}\n/ ({DEVICE_TOTAL} > 0) > {UNEXPLAINED}\nand {known}"
+    known = (total(metric("kvobs.device.memory", part=name), "device") for name in ("context", "others"))
+    return "\nand ".join((f"{part}\n/ ({DEVICE_TOTAL} > 0) > {UNEXPLAINED}", *known))
 
 
 ALERTS = (

@@ -31,11 +31,11 @@ def _device_headroom() -> str:
     """Only where the parts add up to the device: what torch holds must be known."""
     free = total(metric("kvobs.device.memory", part="free"), "device")
     unused = total(metric("kvobs.allocator.usage", state="unused"), "device")
-    return share(f"({free} + {unused})", _whole_device())
+    return share(f"(\n  {free}\n  + {unused}\n)", _whole_device())
 
 
 def _whole_device() -> str:
-    return f"({DEVICE_TOTAL} and {total(metric('kvobs.device.memory', part='torch'), 'device')})"
+    return f"(\n  {DEVICE_TOTAL}\n  and {total(metric('kvobs.device.memory', part='torch'), 'device')}\n)"
 
 
 def _p95() -> str:

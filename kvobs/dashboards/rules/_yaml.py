@@ -56,4 +56,5 @@ def _block(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else json.dumps(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)
