@@ -85,7 +85,7 @@ def test_its_arithmetic(tmp_path: Path) -> None:
 
 
 def test_what_does_not_end_is_no_exhaustion(tmp_path: Path) -> None:
-    """It is silent all along on noise, on a sawtooth, on outliers, on falls that stop in time or are slow, while young."""
+    """It is silent on noise, on a sawtooth, on outliers, on falls that stop in time or are slow, and while young."""
     draw = random.Random(3)
     histories: dict[str, Sequence[float]] = {
         f"noise{seed}": noisy(seed, 90, lambda _: 150, 10.0 * (seed + 1)) for seed in range(5)}
