@@ -42,7 +42,7 @@ def _refused() -> str:
 def _held() -> str:
     """The machine lifts an open level after 5 minutes at the latest to try; without a transition somebody holds it."""
     level = f"max by {by('scope')} ({metric('kvobs.breaker.level', mode='act')})"
-    moved = f"sum by {by('scope')} ({increase(metric('kvobs.breaker.transitions', mode='act'), 1_800)})"
+    moved = f"sum by {by('scope')} ({increase(metric('kvobs.breaker.transitions', mode='act'), 600)})"
     return f"{level} >= 1\nunless {moved} > 0"
 
 
@@ -60,7 +60,7 @@ ALERTS = (
           summary="Level {{ $labels.level }} of the breaker of {{ $labels.scope }} ({{ $labels.instance }}) opens "
                   "again and again.",
           description="It opened {{ $value | humanize }} times within 30 minutes (mode {{ $labels.mode }})."),
-    Alert(name="KvobsBreakerHeld", severity="info", board="slo-breaker", wait="30m", expression=_held(),
+    Alert(name="KvobsBreakerHeld", severity="info", board="slo-breaker", wait="20m", expression=_held(),
           summary="The breaker of {{ $labels.scope }} ({{ $labels.instance }}) has been held at level {{ $value }}.",
           description="No level changed its phase for 30 minutes; left alone the breaker would have tried to close."),
     Alert(name="KvobsBreakerActionsRefused", severity="ticket", board="slo-breaker", expression=_refused(),
