@@ -102,7 +102,7 @@ MEMORY = (
          labels=POOL_LABELS, young=26),
     Case("KvobsDeviceMemoryExhaustionForecast", filled(200, 10), filled(330, 10), filled(200, 0),
          labels={"device": "cuda:0"}, severity="page", young=26),
-    Case("KvobsPreemptionStorm", storms(1.2, 2.0), storms(1.2, 3.0),
+    Case("KvobsPreemptionStorm", storms(1.2, 4.0), storms(1.2, 5.0),
          family("kvobs_kv_preemptions_total", POOL, [*flat(9000, 40), *flat(3, 40)]), labels={"model": "m"}),
     case("KvobsBlockAllocationFailures", "kvobs_kv_block_failures_total", POOL, ramp(0, 1),
          [*ramp(0, 1, 62), *flat(61, 18)], [*flat(500, 40), *flat(0, 40)]),

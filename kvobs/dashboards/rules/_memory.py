@@ -9,6 +9,7 @@ from kvobs.dashboards.rules._recording import DEVICE_HEADROOM, DEVICE_TOTAL, POO
 
 UNEXPLAINED = 0.05  # share of a device; contexts and races between readings stay below it
 STORM = 10  # preemptions in 5 minutes
+OF_ENDED = 0.25
 
 _WHERE = "of {{ $labels.model }} on {{ $labels.device }} ({{ $labels.instance }})"
 _DEVICE = "{{ $labels.device }} ({{ $labels.instance }})"
@@ -17,7 +18,7 @@ _DEVICE = "{{ $labels.device }} ({{ $labels.instance }})"
 def _storm() -> str:
     """Where nothing ended there is nothing to compare with, and the storm is at its worst."""
     ended = total(increase(metric("kvobs.turns"), 300), "model")
-    return f"({PREEMPTIONS} >= {STORM})\nunless {PREEMPTIONS} <= 0.5 * {ended}"
+    return f"({PREEMPTIONS} >= {STORM})\nunless {PREEMPTIONS} <= {OF_ENDED} * {ended}"
 
 
 def _unexplained() -> str:
@@ -43,7 +44,7 @@ ALERTS = (
     Alert(name="KvobsPreemptionStorm", severity="ticket", board="requests", wait="2m", expression=_storm(),
           summary="Requests of {{ $labels.model }} ({{ $labels.instance }}) preempt each other.",
           description="{{ $value | humanize }} requests lost their blocks within 5 minutes, more than one for every "
-                      "two that ended."),
+                      "four that ended."),
     Alert(name="KvobsBlockAllocationFailures", severity="ticket", board="kv-cache", wait="10m",
           expression=total(increase(metric("kvobs.kv.block.failures"), 120), *POOL) + " > 0",
           summary=f"The KV pool {_WHERE} has refused blocks for 10 minutes.",
