@@ -38,7 +38,8 @@ def panels() -> set[tuple[str, str]]:
     for path in (ROOT / "dashboards" / "generated").glob("*.json"):
         board = json.loads(path.read_text(encoding="utf-8"))
         for panel in board["panels"]:
-            found |= {(board["title"], one.get("title", "")) for one in (panel, *panel.get("panels", ()))}
+            found |= {(board["title"].removeprefix("kvobs / "), one.get("title", ""))
+                      for one in (panel, *panel.get("panels", ()))}
     return found
 
 
