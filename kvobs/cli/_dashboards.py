@@ -24,7 +24,7 @@ def dashboards(out: Annotated[Path, typer.Option("--out", metavar="DIR", help="D
                boards: Annotated[str, typer.Option("--dashboards", metavar="URL", help="Grafana's address: alerts link "
                                                                                       "to boards there.")]
                = "") -> None:
-    """Write Grafana's boards and, for the configured objectives, Prometheus's rules."""
+    """Write Grafana's boards, the runbooks and, for the configured objectives, Prometheus's rules."""
     from kvobs import config
     from kvobs import dashboards as generated
     from kvobs.dashboards import rules
@@ -35,7 +35,7 @@ def dashboards(out: Annotated[Path, typer.Option("--out", metavar="DIR", help="D
     for option, url in (("--runbooks", runbooks), ("--dashboards", boards)):
         if not url.isprintable() or any(letter.isspace() for letter in url):
             raise Refused(f"The address that {option} gives is {url!r}; allowed is a URL without blanks.")
-    files = generated.boards(chosen)
+    files = generated.boards(chosen) | {f"runbooks/{name}": text for name, text in generated.runbooks().items()}
     try:
         files |= rules.files(config.load().objectives, runbooks.rstrip("/"), boards.rstrip("/"))
     except ValueError as error:  # a rule of these objectives could never fire

@@ -4,6 +4,7 @@ from kvobs.dashboards._coverage import WAIVED
 from kvobs.dashboards._files import boards, generated
 from kvobs.dashboards._json import FORMS, Form, document, text
 from kvobs.dashboards._model import Board, Panel, Query, Section
+from kvobs.dashboards._runbooks import runbooks
 from kvobs.dashboards.boards import BOARDS, waterfall_parts
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "boards",
     "document",
     "generated",
+    "runbooks",
     "text",
     "waterfall_parts",
 ]

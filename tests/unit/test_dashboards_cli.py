@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,19 @@ def test_all_files_are_written_and_named(options: tuple[str, ...], form: dashboa
     code = main(["dashboards", "--out", str(out), *options, "--runbooks", "https://a/b/", "--dashboards", "https://g/"])
     assert code == 0
     found = {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
-    assert found == {**dashboards.boards(form), "rules/a.yaml": "allocation-latency https://a/b https://g\n"}
+    books = {name: text for name, text in found.items() if name.startswith("runbooks/")}
+    assert found == {**dashboards.boards(form), **books, "rules/a.yaml": "allocation-latency https://a/b https://g\n"}
     assert sorted(capsys.readouterr().out.splitlines()) == sorted(str(out / name) for name in found)
+
+
+def test_the_runbook_of_every_alert_is_written_where_it_links_to(tmp_path: Path) -> None:
+    """A relative link of each alert, taken from the directory, leads to a file that was written."""
+    if not dashboards.runbooks():
+        pytest.skip("This installation has no runbooks: neither the wheel's nor a clone's.")
+    assert main(["dashboards", "--out", str(tmp_path)]) == 0
+    links = re.findall(r'runbook_url: "?([^"\n]+)', (tmp_path / "rules" / "kvobs-alerts.yaml").read_text())
+    assert {link.rpartition("/")[2] for link in links} == {f"{name}.md" for name in rules.NAMES}
+    assert all((tmp_path / link).is_file() for link in links)
 
 
 def test_other_files_stay_and_old_boards_are_replaced(tmp_path: Path) -> None:
