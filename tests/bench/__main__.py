@@ -17,6 +17,7 @@ from tests.bench import (
     _vllm_server,
     breaker,
     children,
+    dashboards,
     decode,
     deep,
     explain,
@@ -41,7 +42,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
     "children": children.measure, "breaker": breaker.measure, "explain": explain.measure, "probe": probe.measure,
-    "vgpu": vgpu.measure, "vllm": vllm.measure, "vllm_server": _vllm_server.measure,
+    "vgpu": vgpu.measure, "vllm": vllm.measure, "vllm_server": _vllm_server.measure, "dashboards": dashboards.measure,
 }
 
 

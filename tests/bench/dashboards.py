@@ -60,8 +60,8 @@ def measure(plan: Plan, progress: Progress) -> Iterator[Row]:
                 list(browser.map(lambda target: ask(server, target, begin, end), board))
                 together.append((time.perf_counter() - began) * 1e3)
                 done()
-    facts = (f"{instances} instances x {SERIES} series, {HOURS} h every {EVERY_S} s ({samples / 1e6:.1f} million samples, "
-             f"all in blocks), {len(board)} queries, step {STEP_S:g} s")
+    facts = (f"{instances} instances x {SERIES} series, {HOURS} h every {EVERY_S} s ({samples / 1e6:.1f} million "
+             f"samples, all in blocks), {len(board)} queries, step {STEP_S:g} s")
     yield repeated(GROUP, f"the whole board, {BROWSER} queries at a time", together, "ms", budget=BUDGET_MS, note=facts)
     yield repeated(GROUP, "the whole board, one query after the other",
                    [sum(values) for values in zip(*alone.values(), strict=True)], "ms")

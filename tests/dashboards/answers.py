@@ -46,7 +46,8 @@ def told_by(server: Server, targets: Iterable[Target], played: Mapping[str, Play
 
 def silent(server: Server, targets: Sequence[Target], played: Mapping[str, Played]) -> list[Target]:
     """The targets that have data in no scenario."""
-    return [target for target, names in told_by(server, targets, played).items() if not names]
+    return [target for target in targets if not any(
+        has_values(asked(server, target, one, one.begin, one.end)) for one in played.values())]
 
 
 def before(server: Server, target: Target, played: Played) -> Peak:

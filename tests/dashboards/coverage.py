@@ -58,7 +58,7 @@ def markdown(found: list[Covered], not_charted: Mapping[str, str]) -> str:
 def recorded(directory: Path) -> dict[str, Played]:
     """What ``incidents.json`` of a directory says."""
     found = json.loads((directory / "incidents.json").read_text())["scenarios"]
-    return {one["name"]: Played(**{**one, "instances": tuple(one["instances"]), "traces": tuple(one["traces"])}) for one in found}
+    return {one["name"]: Played(**one | {key: tuple(one[key]) for key in ("instances", "traces")}) for one in found}
 
 
 def main() -> int:

@@ -71,7 +71,7 @@ EXPLAINED: dict[str, tuple[Says, ...]] = {
     "capacity": (
         Says("overview", "Out of memory", "rises to", 1),
         Says("overview", "Out of memory", "rises to", 1, ref="B"),
-        Says("allocator", "Allocated", "rises to", 190 * MIB, 1.3),
+        Says("allocator", "Reserved memory by state", "rises to", 190 * MIB, 1.3),
         Says("requests", "Turns that were not ok", "rises to", 0.2),
         Says("slo-breaker", "Burn rate", "rises to", 14.4),
         Says("overview", "Reserved but unused", "is at most", 0.1),
@@ -115,7 +115,7 @@ EXPLAINED: dict[str, tuple[Says, ...]] = {
         Says("slo-breaker", "Memory regained", "rises to", 1_000_000),
         NO_PREEMPTIONS, NOTHING_LOST, REACHED, FAST),
     "throttled": (
-        Says("overview", "Observation reduced", "is at least", 0),
+        Says("overview", "Observation reduced", "rises to", 2),
         NO_MOVES, NO_PREEMPTIONS, NOTHING_LOST, REACHED),
     "bridge": (
         Says("telemetry", "Engines reached", "falls to", 0),

@@ -190,9 +190,19 @@ def throttled() -> dict[str, Play]:
 
 
 def pressure() -> dict[str, Play]:
-    """Long sessions, more than fit: the breaker moves those that rest to host memory, and admits fewer."""
+    """Long sessions, more than fit: the breaker moves those that rest to host memory, and admits fewer.
+
+    The driver takes its time to give memory back, so that this action ends after its limit of 0.2 s.
+    """
     import torch
 
+    empty_cache = torch.accelerator.empty_cache
+
+    def slow() -> None:
+        empty_cache()
+        threading.Event().wait(0.3)
+
+    torch.accelerator.empty_cache = slow
     engine, asked = Engine(), itertools.count()
     caches, seen = dict[str, Any](), dict[str, Any]()
 

@@ -88,8 +88,8 @@ def _text(series: Sequence[Series], kinds: dict[str, str], instances: int, begin
             said = one.family
             yield f"# TYPE {said} {kinds[said]}\n"
         for instance in range(instances):
-            labels = f'{one.labels}{"," if one.labels else ""}job="{JOB}",instance="10.0.{instance // 250}.{instance % 250}:9464"'
-            prefix = f"{one.name}{{{labels}}}"
+            who = f'job="{JOB}",instance="10.0.{instance // 250}.{instance % 250}:9464"'
+            prefix = f"{one.name}{{{one.labels}{',' if one.labels else ''}{who}}}"
             # Within a histogram the buckets come in order, and so their growth.
             pattern = growing[number % PATTERNS] if one.counts else moving[(number + instance) % PATTERNS]
             yield prefix + prefix.join(pattern)

@@ -14,19 +14,21 @@ ENGINE = "told by a real vLLM only: KVOBS_TEST_VLLM names none"
 
 # Metrics of the catalog (patterns of their OpenTelemetry names).
 HARDWARE = {"hw.*": NVML, "kvobs.device.memory": NVML}
-SCRAPED = {name: OTHERS for name in (
-    "kvobs.engine.kv.tokens", "kvobs.engine.kv.capacity", "kvobs.engine.kv.usage", "kvobs.engine.kv.evicted.tokens",
+SCRAPED = dict.fromkeys((
+    "kvobs.engine.kv.tokens", "kvobs.engine.kv.usage", "kvobs.engine.kv.evicted.tokens",
     "kvobs.engine.kv.evicted.chunks", "kvobs.engine.kv.failures", "kvobs.engine.migration.*", "kvobs.engine.rejected",
-    "kvobs.engine.scrape.dropped")}
-SERVING = {name: ENGINE for name in (
+    "kvobs.engine.scrape.dropped"), OTHERS)
+UNTOLD = {"kvobs.window.allocation.variance":
+          "no source tells single allocations, which it is made of; they are counted by bucket instead"}
+SERVING = dict.fromkeys((
     "kvobs.kv.block.touches", "kvobs.kv.block.evictions", "kvobs.kv.eviction.*", "kvobs.kv.admission.failures",
     "kvobs.kv.preemption.tokens", "kvobs.kv.recomputed", "kvobs.prefix.*", "kvobs.kv.tail", "kvobs.kv.tail.usage",
-    "kvobs.kv.unexplained", "kvobs.requests", "kvobs.request.*", "kvobs.process.role")}
+    "kvobs.kv.unexplained", "kvobs.requests", "kvobs.request.*", "kvobs.process.role"), ENGINE)
 
 
 def waivers(*, vllm: bool) -> dict[str, str]:
     """Patterns of metrics, with the reason; ``vllm`` says whether a real one was played."""
-    return HARDWARE | SCRAPED | ({} if vllm else SERVING)
+    return HARDWARE | SCRAPED | UNTOLD | ({} if vllm else SERVING)
 
 
 def reason(metric: str, given: dict[str, str]) -> str | None:
