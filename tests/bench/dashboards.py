@@ -10,26 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.bench._rows import Plan, Progress, Row, repeated, skipped
-from tests.dashboards.boards import Target, replaced, targets
+from tests.dashboards.boards import Target, replaced, step, targets
 from tests.dashboards.harness import Server, prometheus
 from tests.dashboards.synthetic import BLOCK_S, chosen, make, page
 
 GROUP = "Overview on Prometheus"
 BOARD = "kvobs-overview"
 INSTANCES, SERIES, HOURS, EVERY_S = 200, 300, 6, 30
-STEP_S = 30.0  # Grafana's for six hours on a panel of 600 pixels
 BUDGET_MS = 1000.0
 BROWSER = 6  # connections to one host
 
 
 def ask(server: Server, target: Target, begin: int, end: int) -> float:
     """Milliseconds that a query of the board takes."""
-    expr = replaced(target.expr, step_s=STEP_S, range_s=end - begin, scrape_s=EVERY_S)
+    step_s = step(end - begin, target.points, EVERY_S)
+    expr = replaced(target.expr, step_s=step_s, range_s=end - begin, scrape_s=EVERY_S)
     began = time.perf_counter()
     if target.instant:
         server.instant(expr, end)
     else:
-        server.range(expr, begin, end, STEP_S)
+        server.range(expr, begin, end, step_s)
     return (time.perf_counter() - began) * 1e3
 
 
@@ -52,17 +52,21 @@ def measure(plan: Plan, progress: Progress) -> Iterator[Row]:
         done()
         alone: dict[Target, list[float]] = {target: [] for target in board}
         together: list[float] = []
+        cpu: list[float] = []
         with prometheus(directory) as server, ThreadPoolExecutor(BROWSER) as browser:
             for _ in range(rounds):
                 for target in board:
                     alone[target].append(ask(server, target, begin, end))
-                began = time.perf_counter()
+                spent, began = server.cpu_s(), time.perf_counter()
                 list(browser.map(lambda target: ask(server, target, begin, end), board))
                 together.append((time.perf_counter() - began) * 1e3)
+                cpu.append((server.cpu_s() - spent) * 1e3)
                 done()
+    steps = ", ".join(sorted({f"{step(end - begin, one.points, EVERY_S):g}" for one in board if not one.instant}))
     facts = (f"{instances} instances x {SERIES} series, {HOURS} h every {EVERY_S} s ({samples / 1e6:.1f} million "
-             f"samples, all in blocks), {len(board)} queries, step {STEP_S:g} s")
+             f"samples, all in blocks), {len(board)} queries, steps of {steps} s")
     yield repeated(GROUP, f"the whole board, {BROWSER} queries at a time", together, "ms", budget=BUDGET_MS, note=facts)
+    yield repeated(GROUP, "the whole board, CPU of Prometheus", cpu, "ms")
     yield repeated(GROUP, "the whole board, one query after the other",
                    [sum(values) for values in zip(*alone.values(), strict=True)], "ms")
     for target in sorted(board, key=lambda one: -min(alone[one]))[:5]:

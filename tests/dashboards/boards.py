@@ -12,6 +12,10 @@ from tests.dashboards.harness import JOB, SCRAPE_S
 from tests.support import ROOT
 
 GENERATED = ROOT / "dashboards" / "generated"
+PIXELS = 600  # of a panel a third of a screen wide: as many points are asked for where the panel says nothing
+# Grafana's steps in seconds, with what is rounded to them: all below the bound.
+STEPS = ((1.5, 1), (3.5, 2), (7.5, 5), (12.5, 10), (17.5, 15), (25, 20), (45, 30), (90, 60), (210, 120), (450, 300),
+         (750, 600), (1050, 900), (1500, 1200), (2700, 1800), (5400, 3600))
 
 
 class Target(NamedTuple):
@@ -25,6 +29,7 @@ class Target(NamedTuple):
     instant: bool
     exemplars: bool
     kind: str
+    points: int
 
     @property
     def name(self) -> str:
@@ -52,7 +57,14 @@ def _of(board: dict[str, Any]) -> Iterator[Target]:
         for one in inside if panel["type"] == "row" else [panel]:
             for target in one.get("targets", []):
                 yield Target(board["uid"], row, one["title"], target["refId"], target["expr"],
-                             bool(target.get("instant")), bool(target.get("exemplar")), one["type"])
+                             bool(target.get("instant")), bool(target.get("exemplar")), one["type"],
+                             one.get("maxDataPoints", PIXELS))
+
+
+def step(range_s: float, points: int, least_s: float) -> float:
+    """The seconds between points that Grafana asks for over a range."""
+    wanted = range_s / points
+    return max(least_s, next((rounded for bound, rounded in STEPS if wanted < bound), wanted))
 
 
 def rate_interval(step_s: float, scrape_s: float = SCRAPE_S) -> float:

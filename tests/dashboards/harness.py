@@ -152,6 +152,11 @@ class Server(Prometheus):
                                    for instance, address in found.items()]))
         os.replace(new, path)
 
+    def cpu_s(self) -> float:
+        """CPU seconds that the server itself has taken."""
+        body = http_get(f"{self.url}/metrics")[2].decode()
+        return float(body.partition("\nprocess_cpu_seconds_total ")[2].split()[0])
+
     def range(self, expression: str, begin: float, end: float, step: float = SCRAPE_S) -> list[Any]:
         """The series of a range query: ``metric`` and ``values`` each."""
         found: list[Any] = self.api("query_range", query=expression, start=f"{begin:.3f}", end=f"{end:.3f}",

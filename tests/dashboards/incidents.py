@@ -51,7 +51,7 @@ HAPPENS = {
     "pressure": "More sessions than fit: the breaker acts, moves those that rest to host memory and refuses some.",
     "throttled": "Observation may take a thousandth of the time, which it cannot keep: all passes through unobserved.",
     "bridge": "The page of an engine that a bridge reads answers 503.",
-    "vllm": "Eight requests at a time want a pool that has room for three: vLLM preempts them.",
+    "vllm": "Twelve requests at a time want a pool that has room for three: vLLM preempts some, and others wait.",
     "unreachable": "The process is stopped by a signal: it answers no scrape until it is continued.",
 }
 
@@ -118,7 +118,7 @@ def _vllm(server: Server, directory: Path, objectives: Path, store: Path) -> Pla
         print(f"vLLM serves after {time.monotonic() - began:.0f} s.", file=sys.stderr)
         begin = wait(SETTLE_S)
         incident = wait(CALM_S)
-        clients.ask(8, 150)
+        clients.ask(12, 150)
         over = wait(INCIDENT_S)
         clients.ask(1, 24)
         end = wait(AFTER_S)

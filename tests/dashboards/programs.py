@@ -172,8 +172,8 @@ def telemetry() -> dict[str, Play]:
             cut.crop(-1)
 
     def after() -> None:
-        """A hook fails, and is detached."""
-        if not failed:
+        """A hook fails, once the queue is read again, and is detached."""
+        if not failed and next(afterwards) == 6:
             failed.append(mock.patch.object(Between, "rewritten", side_effect=RuntimeError("planted")))
             with failed[0]:
                 chat.caches["chat 0"].crop(-1)
@@ -181,6 +181,7 @@ def telemetry() -> dict[str, Play]:
         chat.turn()
 
     failed: list[Any] = []
+    afterwards = itertools.count()
     return {"calm": chat.turn, "incident": incident, "after": after}
 
 

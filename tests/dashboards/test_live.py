@@ -21,7 +21,7 @@ from kvobs.catalog import ROWS, prometheus_name
 from kvobs.dashboards import WAIVED
 from tests.dashboards import incidents
 from tests.dashboards.answers import before, during, has_values, silent, told_by
-from tests.dashboards.boards import GENERATED, Target, annotations, metrics_in, rate_interval, replaced, targets
+from tests.dashboards.boards import GENERATED, Target, annotations, metrics_in, rate_interval, replaced, step, targets
 from tests.dashboards.coverage import matrix, recorded
 from tests.dashboards.explanations import EXPLAINED, Says
 from tests.dashboards.harness import Played, Server, prometheus
@@ -173,6 +173,7 @@ def test_a_renamed_metric_is_found(live: Live, tmp_path: Path) -> None:
 
 def test_variables_are_replaced_as_in_grafana() -> None:
     """The interval of rates is four scrapes, or a step and a scrape where that is longer; unknown variables raise."""
+    assert [step(6 * 3600, 120, 15), step(6 * 3600, 600, 15), step(600, 600, 15)] == [120, 30, 15]
     assert [rate_interval(1, 15), rate_interval(60, 15), rate_interval(15, 15)] == [60, 75, 60]
     assert replaced('rate(x{job=~"$job", instance=~"${instance:regex}"}[$__rate_interval])', instances="a|b",
                     step_s=60, scrape_s=15) == 'rate(x{job=~"kvobs", instance=~"a|b"}[75s])'
