@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from tests.dashboards.boards import Target, replaced
@@ -14,9 +15,10 @@ SETTLES_S = 6.0  # after an order, until what it caused was counted, scraped and
 
 
 class Peak(NamedTuple):
-    """The lowest and highest value of all series of a query over a while; None where there were none."""
+    """The lowest, middle and highest value of all series of a query over a while; None where there were none."""
 
     low: float | None
+    usual: float | None
     high: float | None
 
 
@@ -35,7 +37,7 @@ def has_values(series: Series) -> bool:
 def peak(series: Series) -> Peak:
     """The extremes of all numbers in these series."""
     values = [float(value) for one in series for _, value in one["values"] if not math.isnan(float(value))]
-    return Peak(min(values), max(values)) if values else Peak(None, None)
+    return Peak(min(values), median_low(values), max(values)) if values else Peak(None, None, None)
 
 
 def told_by(server: Server, targets: Iterable[Target], played: Mapping[str, Played]) -> dict[Target, list[str]]:

@@ -19,6 +19,8 @@ from tests.support import ROOT, child_environment, free_port, program, wait_unti
 
 JOB = "kvobs"
 SCRAPE_S = 1
+RULES = tuple(path for path in (ROOT / "dashboards" / "rules" / f"kvobs-{kind}.yaml"
+                                for kind in ("recording", "alerts")) if path.is_file())
 READY_S = 240.0  # two cores import torch for all of them, and the first compiles the virtual GPU
 
 # Windows of 10 s, so that an incident of half a minute has some.

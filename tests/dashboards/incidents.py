@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvobs.discovery import DIRECTORY
 from tests.dashboards.engines import DOWN, Clients, bridged, vllm
-from tests.dashboards.harness import OBJECTIVES, Played, Process, Server, processes, prometheus, wait
+from tests.dashboards.harness import OBJECTIVES, RULES, Played, Process, Server, processes, prometheus, wait
 from tests.support import wait_until
 from tests.vllm_engine import interpreters
 from tests.vllm_server import receiving
@@ -63,7 +63,7 @@ def played(directory: Path) -> Iterator[tuple[Server, dict[str, Played]]]:
     objectives = directory / "kvobs.toml"
     objectives.write_text(OBJECTIVES)
     store = directory / "vllm-store"
-    with prometheus(directory, discovered=store / DIRECTORY) as server:
+    with prometheus(directory, rules=RULES, discovered=store / DIRECTORY) as server:
         found = _programs(server, directory, objectives)
         if interpreters():
             found["vllm"] = _vllm(server, directory, objectives, store)

@@ -23,7 +23,7 @@ UNTOLD = {"kvobs.window.allocation.variance":
 SERVING = dict.fromkeys((
     "kvobs.kv.block.touches", "kvobs.kv.block.evictions", "kvobs.kv.eviction.*", "kvobs.kv.admission.failures",
     "kvobs.kv.preemption.tokens", "kvobs.kv.recomputed", "kvobs.prefix.*", "kvobs.kv.tail", "kvobs.kv.tail.usage",
-    "kvobs.kv.unexplained", "kvobs.requests", "kvobs.request.*", "kvobs.process.role"), ENGINE)
+    "kvobs.kv.unexplained", "kvobs.requests", "kvobs.request.*"), ENGINE)
 
 
 def waivers(*, vllm: bool) -> dict[str, str]:
