@@ -42,6 +42,13 @@ def targets(directory: Path = GENERATED) -> list[Target]:
     return [target for path in sorted(directory.glob("*.json")) for target in _of(json.loads(path.read_text()))]
 
 
+def named(slug: str, panel: str, ref: str = "A") -> Target:
+    """The one query of a board's panel that is meant; panels are known by their titles."""
+    found = [one for one in targets() if (one.board, one.panel, one.ref) == (f"kvobs-{slug}", panel, ref)]
+    assert len(found) == 1, f"The boards have {len(found)} queries that are {slug} / {panel} / {ref}."
+    return found[0]
+
+
 def annotations(directory: Path = GENERATED) -> dict[str, str]:
     """The expressions of annotations, by board and name."""
     return {f"{board['uid']} / {one['name']}": one["expr"] for path in sorted(directory.glob("*.json"))

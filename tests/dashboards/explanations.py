@@ -51,9 +51,10 @@ NO_PREEMPTIONS = Says("overview", "Preemptions", "is at most", 0)
 NOTHING_LOST = Says("overview", "Telemetry lost", "is at most", 0)
 REACHED = Says("overview", "Unreachable", "is mostly", 0)
 FEW_UNUSED = Says("overview", "Reserved but unused", "is at most", 0.25)
-FAST = Says("overview", "Allocation latency, p95", "is at most", 0.012)
+FAST = Says("overview", "Allocation p95", "is at most", 0.012)
 FITS = Says("allocator", "Free in split segments", "is at most", 16 * MIB)
 
+SAME = {"vllm": "preemption"}  # scenarios with the cause of another, in another engine
 EXPLAINED: dict[str, tuple[Says, ...]] = {
     "calm": (NO_MOVES, NO_OOM, NO_PREEMPTIONS, NOTHING_LOST, REACHED, FEW_UNUSED, FAST, FITS),
     # What the session wants (four buffers of 24 MiB) is free in sum, but in segments that live blocks pin, and no free
@@ -66,7 +67,7 @@ EXPLAINED: dict[str, tuple[Says, ...]] = {
         Says("allocator", "Free in split segments", "rises to", 96 * MIB, 4),
         Says("allocator", "Smallest largest free block", "is at most", 32 * MIB),
         Says("allocator", "Retries and failures", "rises to", 0.5),
-        Says("requests", "Turns that were not ok", "rises to", 0.2),
+        Says("requests", "Turns not ok", "rises to", 0.2),
         Says("slo-breaker", "Burn rate", "rises to", 14.4),
         NO_MOVES, NO_PREEMPTIONS, NOTHING_LOST, REACHED, FAST),
     # Everything is allocated, nothing is unused: there is too little, wherever it lies.
@@ -74,7 +75,7 @@ EXPLAINED: dict[str, tuple[Says, ...]] = {
         Says("overview", "Out of memory", "rises to", 1),
         Says("overview", "Out of memory", "rises to", 1, ref="B"),
         Says("allocator", "Reserved memory by state", "rises to", 190 * MIB, 1.3),
-        Says("requests", "Turns that were not ok", "rises to", 0.2),
+        Says("requests", "Turns not ok", "rises to", 0.2),
         Says("slo-breaker", "Burn rate", "rises to", 14.4),
         Says("overview", "Reserved but unused", "is at most", 0.1),
         Says("allocator", "Worst share in the window", "is at most", 0.1),
@@ -94,7 +95,7 @@ EXPLAINED: dict[str, tuple[Says, ...]] = {
         NO_MOVES, NOTHING_LOST, REACHED, FAST, Says("overview", "Out of memory", "has nothing"),
         Says("overview", "Reserved but unused", "is at most", 0.25)),
     "latency": (
-        Says("overview", "Allocation latency, p95", "rises to", 0.012, 4),
+        Says("overview", "Allocation p95", "rises to", 0.012, 4),
         Says("overview", "Allocations within 12 ms", "falls to", 0.95),
         Says("allocator", "Slow allocations", "rises to", 5, 4),
         Says("allocator", "Calls for device memory", "rises to", 10, 4),

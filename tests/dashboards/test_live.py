@@ -21,9 +21,9 @@ from kvobs.catalog import ROWS, prometheus_name
 from kvobs.dashboards import WAIVED
 from tests.dashboards import incidents
 from tests.dashboards.answers import before, during, has_values, silent, told_by
-from tests.dashboards.boards import GENERATED, Target, annotations, metrics_in, rate_interval, replaced, step, targets
+from tests.dashboards.boards import GENERATED, Target, annotations, metrics_in, named, replaced, targets
 from tests.dashboards.coverage import matrix, recorded
-from tests.dashboards.explanations import EXPLAINED, Says
+from tests.dashboards.explanations import EXPLAINED, SAME
 from tests.dashboards.harness import RULES, Played, Server, prometheus
 from tests.dashboards.waivers import reason, waivers
 from tests.support import wait_until
@@ -57,13 +57,6 @@ def unanswered(live: Live, found: list[Target]) -> list[str]:
     names = {prometheus_name(row): row.name for row in ROWS}
     return [target.name for target in silent(live.server, found, live.played)
             if not any(reason(names[name], given) for name in metrics_in(target.expr, list(names)))]
-
-
-def named(says: Says) -> Target:
-    """The one query that is meant."""
-    target, = [one for one in targets() if (one.board, one.panel, one.ref) == (f"kvobs-{says.board}", says.panel,
-                                                                               says.ref)]
-    return target
 
 
 def test_every_query_returns_data(live: Live) -> None:
@@ -104,7 +97,8 @@ def test_the_incident_explains_itself(live: Live, scenario: str) -> None:
     one = live.played[scenario]
     wrong = []
     for says in EXPLAINED[scenario]:
-        was, is_ = before(live.server, named(says), one), during(live.server, named(says), one)
+        target = named(says.board, says.panel, says.ref)
+        was, is_ = before(live.server, target, one), during(live.server, target, one)
         if not says.holds(was, is_):
             wrong.append(f"{says.board} / {says.panel} / {says.ref} {says.relation} {says.value:g} (x{says.times:g}): "
                          f"before {was}, in the incident {is_}")
@@ -115,10 +109,28 @@ def test_what_moves_in_an_incident_does_not_move_in_the_calm(live: Live) -> None
     """No panel that tells of an incident moves as much while nothing happens."""
     calm = live.played["calm"]
     moving = {says for scenario, told in EXPLAINED.items() for says in told if says.moves}
-    moved = [says for says in moving
-             if says.holds(before(live.server, named(says), calm), during(live.server, named(says), calm))]
+    meant = {says: named(says.board, says.panel, says.ref) for says in moving}
+    moved = [says for says, target in meant.items()
+             if says.holds(before(live.server, target, calm), during(live.server, target, calm))]
     assert len(moving) > 20
     assert moved == []
+
+
+def test_no_incident_is_taken_for_another(live: Live) -> None:
+    """What the panels say in an incident fits its own explanation and no other incident's."""
+    told = {name: says for name, says in EXPLAINED.items() if name in live.played and any(one.moves for one in says)}
+
+    def fits(explanation: str, one: Played) -> bool:
+        """Whether all that is said holds; the panels that move are looked at first."""
+        asked = ((says, named(says.board, says.panel, says.ref)) for says in
+                 sorted(told[explanation], key=lambda says: not says.moves))
+        return all(says.holds(before(live.server, target, one), during(live.server, target, one))
+                   for says, target in asked)
+
+    mistaken = [(explanation, name) for explanation in told for name in live.played
+                if SAME.get(name, name) != explanation != name and fits(explanation, live.played[name])]
+    assert len(told) >= 10
+    assert mistaken == []
 
 
 def test_what_is_absent_has_no_series(live: Live) -> None:
@@ -132,7 +144,7 @@ def test_what_is_absent_has_no_series(live: Live) -> None:
 def test_a_process_that_does_not_answer_is_counted_and_goes_stale(live: Live) -> None:
     """While a process is stopped the tile counts it, its other series end within two scrapes, and come back after."""
     stopped = live.played["unreachable"]
-    tile = named(Says("fleet", "Unreachable", "rises to"))
+    tile = named("fleet", "Unreachable")
     assert before(live.server, tile, stopped).usual == 0
     assert during(live.server, tile, stopped) == (1, 1, 1)
     begin, end = stopped.incident_begin + 3, stopped.incident_end - 1
@@ -183,13 +195,3 @@ def test_rules_are_evaluated(live: Live) -> None:
     wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), 90, "every rule was evaluated")
     assert {rule["name"]: rule.get("lastError") for rule in rules() if rule["health"] != "ok"} == {}
     assert len(rules()) > 20
-
-
-def test_variables_are_replaced_as_in_grafana() -> None:
-    """The interval of rates is four scrapes, or a step and a scrape where that is longer; unknown variables raise."""
-    assert [step(6 * 3600, 120, 15), step(6 * 3600, 600, 15), step(600, 600, 15)] == [120, 30, 15]
-    assert [rate_interval(1, 15), rate_interval(60, 15), rate_interval(15, 15)] == [60, 75, 60]
-    assert replaced('rate(x{job=~"$job", instance=~"${instance:regex}"}[$__rate_interval])', instances="a|b",
-                    step_s=60, scrape_s=15) == 'rate(x{job=~"kvobs", instance=~"a|b"}[75s])'
-    with pytest.raises(KeyError, match="no variable 'nobody'"):
-        replaced("x[$nobody]")
