@@ -47,7 +47,7 @@ HAPPENS = {
     "migration": "A session rests in host memory between turns, and has each turn on the other device.",
     "preemption": "Five requests at a time want a paged pool that has room for three: they preempt each other.",
     "latency": "Sessions begin and end with all of their memory, and every new one waits longer than 12 ms for it.",
-    "telemetry": "Passes come faster than so short a queue is read: events are dropped.",
+    "telemetry": "A cache is cut faster than so short a queue is read: events are dropped. Afterwards a hook fails.",
     "pressure": "More sessions than fit: the breaker acts, moves those that rest to host memory and refuses some.",
     "throttled": "Observation may take a thousandth of the time, which it cannot keep: all passes through unobserved.",
     "bridge": "The page of an engine that a bridge reads answers 503.",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra prometheus).")
+pytest.importorskip("opentelemetry.proto", reason="The OTLP exporters are not installed (extra otel).")
 pytest.importorskip("torch", reason="torch is not installed; pip install 'kvobs[torch]' brings it.")
 pytest.importorskip("transformers", reason="transformers is not installed; pip install 'kvobs[torch]' brings it.")
 pytest.importorskip("transformers.generation.continuous_batching.cache_allocators",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 
 NVML = "told by NVML only, and this machine has no NVIDIA device"
-SGLANG = "no SGLang runs here"
 OTHERS = "not told by the recorded vLLM that the bridge reads; SGLang, LMCache or a newer vLLM would"
 ENGINE = "told by a real vLLM only: KVOBS_TEST_VLLM names none"
 
