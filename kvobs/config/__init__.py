@@ -14,6 +14,7 @@ from kvobs.config._objectives import (
     parse_objectives,
     parse_share,
 )
+from kvobs.config._profiles import PROFILED, PROFILES, SAMPLER, retention_text
 from kvobs.config._settings import (
     ENV_PREFIX,
     FILE_VARIABLE,
@@ -27,6 +28,7 @@ from kvobs.config._settings import (
     default_store,
     load,
     markdown,
+    origins,
     parse_devices,
     parse_size,
 )
@@ -42,6 +44,9 @@ __all__ = [
     "MOST_DEVICES",
     "OUT_OF_MEMORY",
     "PREEMPTIONS",
+    "PROFILED",
+    "PROFILES",
+    "SAMPLER",
     "SETTINGS",
     "TPOT",
     "TTFT",
@@ -53,9 +58,11 @@ __all__ = [
     "duration_text",
     "load",
     "markdown",
+    "origins",
     "parse_devices",
     "parse_duration",
     "parse_objectives",
     "parse_share",
     "parse_size",
+    "retention_text",
 ]

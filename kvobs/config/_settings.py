@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from kvobs.config._objectives import ARTICLE, Objective, parse_objectives
+from kvobs.config._profiles import PROFILED, PROFILES, SAMPLER, of_profile, parse_retention, parse_sample
 
 ENV_PREFIX = "KVOBS_"
 FILE_VARIABLE = "KVOBS_CONFIG"
@@ -34,9 +35,16 @@ class ConfigError(ValueError):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Every setting of a kvobs process. Sizes are in bytes, windows in milliseconds."""
+    """Every setting of a kvobs process. Sizes are in bytes, windows in milliseconds, the retention in seconds (0 is for
+    ever), the sample of traces in percent (None leaves it to the SDK).
+    """
 
     enabled: bool = True
+    profile: str = "off"
+    trace_sample: float | None = None
+    retention: int = 0
+    span_depth: str = "chain"
+    mask: str = "off"
     store: Path | None = None
     store_max_bytes: int = 512 * 1024**2
     prometheus: tuple[str, int] | None = ("127.0.0.1", 9464)
@@ -196,6 +204,19 @@ def _token(text: str) -> str:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("enabled", _boolean, "true or false", "observe this process at all"),
+    Setting("profile", _one_of("off", *PROFILES), ", ".join(PROFILES) + " or off",
+            "what is traced and kept: sets " + ", ".join(PROFILED[:-1]) + f" and {PROFILED[-1]} where they are not set "
+            "themselves"),
+    Setting("trace_sample", parse_sample, "a percentage from 0% to 100%, or auto",
+            "share of new traces that kvobs records; a caller's decision is followed; auto leaves it to "
+            f"{SAMPLER}"),
+    Setting("retention", parse_retention, "a duration from 1m to 3650d, such as 14d or 36h, or off",
+            "how long stores and their rows are kept, within the bound on their size"),
+    Setting("span_depth", _one_of("chain", "edges"), "chain or edges",
+            "chain writes all spans of a turn; edges only the turn's own and those of the breaker"),
+    Setting("mask", _one_of("off", "secrets", "payloads"), "off, secrets or payloads",
+            "mask credentials and personal data on spans; payloads also masks message contents, token ids, headers "
+            "and parameters of queries"),
     Setting("store", _store, "a directory, auto or off", "where this process writes its SQLite store"),
     Setting("store_max_bytes", _store_size, "a size of at least 1MiB, such as 512MiB",
             "bound on all stores of the directory, write-ahead logs included"),
@@ -264,21 +285,39 @@ def load(environ: Mapping[str, str] | None = None, **overrides: str) -> Config:
     Raises:
         ConfigError: one sentence: which setting, where it came from, what is allowed.
     """
+    return Config(**_collect(environ, overrides)[0])
+
+
+def origins(environ: Mapping[str, str] | None = None, **overrides: str) -> dict[str, str]:
+    """Where each value of ``load`` came from, by setting: ``the default``, ``the profile ci``, ``KVOBS_MASK`` …
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    found = _collect(environ, overrides)[1]
+    return {setting.name: found.get(setting.name, "the default") for setting in SETTINGS}
+
+
+def _collect(environ: Mapping[str, str] | None, overrides: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {"store": default_store()}
+    places: dict[str, str] = {}
     if path := environ.get(FILE_VARIABLE):
         settings, objectives = _read_file(Path(path))
         for name, raw in settings.items():
-            values[name] = _parse(name, raw, f"in {path}")
+            values[name], places[name] = _parse(name, raw, f"in {path}"), path
         if objectives is not None:
             values["objectives"] = objectives
     for variable, raw in environ.items():
         if variable.startswith(ENV_PREFIX) and not _FOREIGN.match(variable):
-            values[_known(variable[len(ENV_PREFIX):].lower(), f"environment variable {variable}")] = _parse(
-                variable[len(ENV_PREFIX):].lower(), raw, f"from {variable}")
+            name = _known(variable[len(ENV_PREFIX):].lower(), f"environment variable {variable}")
+            values[name], places[name] = _parse(name, raw, f"from {variable}"), variable
     for name, raw in overrides.items():
-        values[_known(name, f"option {name}")] = _parse(name, raw, "given explicitly")
-    return Config(**values)
+        values[_known(name, f"option {name}")], places[name] = _parse(name, raw, "given explicitly"), "an option"
+    for name, value in of_profile(values.get("profile", "off"), environ).items():
+        if name not in values:
+            values[name], places[name] = value, f"the profile {values['profile']}"
+    return values, places
 
 
 def _read_file(path: Path) -> tuple[dict[str, str], tuple[Objective, ...] | None]:

@@ -14,6 +14,11 @@ from kvobs.config import SETTINGS, Config, ConfigError, default_store, load, par
 ACCEPTED: dict[str, list[tuple[str, object]]] = {
     "enabled": [("1", True), ("true", True), (" YES ", True), ("on", True), ("0", False), ("False", False),
                 ("no", False), ("off", False), ("", False)],
+    "profile": [("off", "off"), ("production", "production"), ("Staging", "staging"), (" CI ", "ci")],
+    "trace_sample": [("auto", None), ("1.5%", 1.5), (" 15 % ", 15.0), ("0%", 0.0), ("100%", 100.0)],
+    "retention": [("off", 0), ("14d", 1_209_600), ("36 h", 129_600), ("1m", 60), ("3650D", 315_360_000)],
+    "span_depth": [("chain", "chain"), ("EDGES", "edges")],
+    "mask": [("off", "off"), ("Secrets", "secrets"), ("payloads", "payloads")],
     "store": [("off", None), ("OFF", None), ("/var/lib/kvobs", Path("/var/lib/kvobs")), ("here", Path("here"))],
     "store_max_bytes": [("1MiB", 1 << 20), ("512 mib", 1 << 29), ("2GiB", 1 << 31), ("1048576", 1 << 20),
                         ("1048576b", 1 << 20)],
@@ -41,6 +46,11 @@ ACCEPTED: dict[str, list[tuple[str, object]]] = {
 }
 REFUSED: dict[str, list[str]] = {
     "enabled": ["2", "maybe", "tru"],
+    "profile": ["prod", "none", ""],
+    "trace_sample": ["1.5", "1", "", "%", "nan%", "-1%", "101%", "inf%", "half"],
+    "retention": ["0d", "14", "3651d", "30s", "1.5d", "-1d", "", "two weeks", "\u0663d"],
+    "span_depth": ["full", "edge", ""],
+    "mask": ["on", "all", ""],
     "store": ["", "  ", "~nobody-has-this-name/x", "a\0b"],
     "store_max_bytes": ["1048575", "1KiB", "-1", "512MB", "many", "", "1.5GiB"],
     "prometheus": ["9464", ":9464", "localhost:", "localhost:65536", "localhost:-1", "localhost:x", ""],
@@ -114,7 +124,8 @@ def test_defaults_pass_their_own_parsers() -> None:
     """Every default is a value that the setting's own text form can express."""
     for setting in SETTINGS:
         default = getattr(Config(), setting.name)
-        own = {"store": "off", "prometheus": "127.0.0.1:9464", "session_key": "", "virtual_gpu": "off"}
+        own = {"store": "off", "prometheus": "127.0.0.1:9464", "session_key": "", "virtual_gpu": "off",
+               "trace_sample": "auto", "retention": "off"}
         text = own.get(setting.name, str(default))
         assert setting.parse(text) == default, setting.name
 
