@@ -15,7 +15,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As a JSON array
     from kvobs import config
     from kvobs.cli import _probes
 
-    findings = _probes.probe(config.load())
+    findings = _probes.probe(config.load(), origins=config.origins())
     if as_json:
         print(json.dumps([{"subject": fact.subject, "available": fact.available, "reason": fact.reason}
                           for fact in findings], indent=2))

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from kvobs import __version__
 from kvobs.catalog import BY_NAME
 from kvobs.cli._engines import engines
+from kvobs.cli._profile_facts import profile
 from kvobs.config import Config
 from kvobs.model import Availability, Poll, Source
 from kvobs.slo import refusals
@@ -26,8 +27,9 @@ _ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Availability]:
-    """Everything, in the order in which a reader would fix it."""
+def probe(config: Config, environ: Mapping[str, str] = os.environ,
+          origins: Mapping[str, str] | None = None) -> list[Availability]:
+    """Everything, in the order in which a reader would fix it. ``origins`` say where the settings came from."""
     from kvobs.instrumentor import supported
     from kvobs.sources._host import HostSource
     from kvobs.sources._nvml import NvmlSource
@@ -45,6 +47,7 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> list[Avail
         library("prometheus-client", None, "prometheus"),
         metrics_endpoint(config),
         store(config),
+        *profile(config, {} if origins is None else origins, environ),
         *(Availability(f"objective {one.name}", True, one.sentence) for one in config.objectives),
         *refusals(config.objectives),
     ]

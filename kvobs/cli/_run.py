@@ -28,6 +28,7 @@ def _setting(name: str) -> Any:
 
 
 def run(ctx: typer.Context,
+        profile: Annotated[str | None, _setting("profile")] = None,
         store: Annotated[str | None, _setting("store")] = None,
         store_max_bytes: Annotated[str | None, _setting("store_max_bytes")] = None,
         prometheus: Annotated[str | None, _setting("prometheus")] = None,
@@ -42,8 +43,8 @@ def run(ctx: typer.Context,
         breaker_policy: Annotated[str | None, _setting("breaker_policy")] = None,
         config_file: Annotated[str | None, typer.Option("--config", help="a TOML file of settings")] = None) -> None:
     """Run a command and observe it: kvobs run -- python serve.py."""
-    given = {"store": store, "store_max_bytes": store_max_bytes, "prometheus": prometheus, "otlp": otlp,
-             "session_ids": session_ids, "window_ms": window_ms,
+    given = {"profile": profile, "store": store, "store_max_bytes": store_max_bytes, "prometheus": prometheus,
+             "otlp": otlp, "session_ids": session_ids, "window_ms": window_ms,
              "deep": "on" if deep else None, "overhead_percent": overhead_percent,
              "virtual_gpu": virtual_gpu, "virtual_latency": virtual_latency,
              "breaker": breaker, "breaker_policy": breaker_policy}
