@@ -66,6 +66,12 @@ def scopes_of(origin: Origin) -> tuple[str, str, str]:
     return PROCESS, origin.device, f"{origin.model}@{origin.device}"
 
 
+def inner(tracer: Tracer) -> Tracer:
+    """The tracer of spans below a turn's own: the same one, unless the setting ``span_depth`` leaves them out."""
+    found: Tracer = getattr(tracer, "inner", tracer)
+    return found
+
+
 class OpenTurn:
     """A started span. When attached it is current on this thread, and ``leave`` must run on the same thread."""
 
@@ -127,7 +133,7 @@ class OpenTurn:
         self.span.end(turn.t_ns + shift)
 
     def _child(self, name: str, parent: context.Context, start_ns: int, end_ns: int) -> None:
-        self._tracer.start_span(name, parent, start_time=start_ns).end(end_ns)
+        inner(self._tracer).start_span(name, parent, start_time=start_ns).end(end_ns)
 
 
 def _phases_of(turn: Turn) -> list[tuple[str, int, int]]:
@@ -172,6 +178,7 @@ def layer_spans(tracer: Tracer, turn: Span, shift_ns: int, layers: Sequence[Laye
     """
     if not turn.is_recording() or not layers:
         return
+    tracer = inner(tracer)
     step = tracer.start_span("sampled step", trace.set_span_in_context(turn), start_time=layers[0].began_ns + shift_ns,
                              attributes={"kvobs.layers": len(layers)})
     parent = trace.set_span_in_context(step)

@@ -8,7 +8,8 @@ from kvobs import config as configuration
 from kvobs.config import Config
 from kvobs.model import Availability
 
-_DEPTHS = {"chain": "All spans of a turn are written", "edges": "Only the spans of turns and of the breaker are written"}
+_DEPTHS = {"chain": "All spans of a turn are written",
+           "edges": "Only the spans of turns and of the breaker are written"}
 _MASKS = {"off": "Nothing is masked on spans", "secrets": "Credentials and personal data are masked on spans",
           "payloads": "Credentials, personal data and payloads are masked on spans"}
 

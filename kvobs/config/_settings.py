@@ -289,7 +289,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: str) -> Config:
 
 
 def origins(environ: Mapping[str, str] | None = None, **overrides: str) -> dict[str, str]:
-    """Where each value of ``load`` came from, by setting: ``the default``, ``the profile ci``, ``KVOBS_MASK`` …
+    """Where each value of ``load`` came from, by setting: ``the default``, ``the profile ci``, ``KVOBS_MASK``.
 
     Raises:
         ConfigError: as ``load``.

@@ -21,7 +21,9 @@ from opentelemetry.trace import ProxyTracerProvider, Tracer
 from kvobs.config import Config
 from kvobs.exporters import _environment as env
 from kvobs.exporters._bystander import Bystander
+from kvobs.exporters._deny import Rules
 from kvobs.exporters._instruments import SCOPE, Instruments, instruments_of
+from kvobs.exporters._tracers import EdgeTracer, MaskedTracer
 from kvobs.metrics import Metrics, Observation
 from kvobs.model import Availability
 
@@ -80,6 +82,8 @@ class OtelExporter:
                  environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
         self._metrics, self._process_id, self._otlp = metrics, process_id, config.otlp
+        self._percent, self._edges = config.trace_sample, config.span_depth == "edges"
+        self._rules = None if config.mask == "off" else Rules(payloads=config.mask == "payloads")
         self._lock = threading.Lock()
         self._stopped = False
         self._global: tuple[trace.TracerProvider, Tracer] | None = None
@@ -111,8 +115,13 @@ class OtelExporter:
             return Bystander()
         known = self._global
         if known is None or known[0] is not provider:
-            known = self._global = (provider, provider.get_tracer(SCOPE))
+            tracer = provider.get_tracer(SCOPE)
+            known = self._global = (provider, self._shaped(
+                tracer if self._rules is None else MaskedTracer(tracer, self._rules)))
         return known[1]
+
+    def _shaped(self, tracer: Tracer) -> Tracer:
+        return EdgeTracer(tracer) if self._edges else tracer
 
     def _make_private(self) -> Tracer:
         exporter = None
@@ -121,8 +130,9 @@ class OtelExporter:
 
             if env.wanted(self._environ, "traces", self._otlp):
                 exporter = self._exporter("spans", "traces")
-            self._traces = _sdk.Traces(self._environ, self._process_id, exporter, self._lost)
-            return self._traces.provider.get_tracer(SCOPE)
+            self._traces = _sdk.Traces(self._environ, self._process_id, exporter, self._lost, self._percent,
+                                        self._rules)
+            return self._shaped(self._traces.provider.get_tracer(SCOPE))
         except ImportError:
             return Bystander()
         except Exception as error:
@@ -182,7 +192,7 @@ class OtelExporter:
             return None
         from kvobs.exporters import _sdk
 
-        self._meters = _sdk.Meters(self._environ, self._process_id, exporter, self._lost)
+        self._meters = _sdk.Meters(self._environ, self._process_id, exporter, self._lost, self._rules)
         return self._meters.provider
 
     def _exporter(self, what: str, signal: env.Signal) -> Any | None:

@@ -1,4 +1,4 @@
-"""kvobs's own OpenTelemetry providers, for a process that has none. The one module that imports the SDK.
+"""kvobs's own OpenTelemetry providers, for a process that has none. Only this module and ``_masking`` import the SDK.
 
 The SDK's own batch processor and periodic reader can block a shutdown for 30 s, restart their threads on the parent's
 connections in a forked child, and do not tell what they dropped; both are replaced here by a :class:`Pusher`.
@@ -21,22 +21,30 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
+from kvobs.exporters._deny import Rules
 from kvobs.exporters._environment import Protocol, Signal, number, resource_attributes
+from kvobs.exporters._masking import masked_resource, masked_span
 from kvobs.exporters._pusher import Pusher
 from kvobs.exporters._sender import Sender
 
 Lost = Callable[[int], None]
 
 
-def resource(environ: Mapping[str, str], process_id: str) -> Resource:
-    """The process as OTLP sees it: the SDK's defaults and detectors, the user's attributes on top."""
+def sampler(percent: float | None) -> Sampler | None:
+    """Follows a parent's decision, local or remote; of new traces records this share. None, the SDK's own, for None."""
+    return None if percent is None else ParentBased(TraceIdRatioBased(percent / 100))
+
+
+def resource(environ: Mapping[str, str], process_id: str, rules: Rules | None = None) -> Resource:
+    """The process as OTLP sees it: the SDK's defaults and detectors, the user's attributes on top, masked by rules."""
     found = _detected(environ.get("OTEL_RESOURCE_ATTRIBUTES"), environ.get("OTEL_SERVICE_NAME"))
     if "process.pid" in found.attributes:
         found = found.merge(Resource({"process.pid": os.getpid()}))  # this may be a fork of the one that was asked
     if "service.instance.id" not in resource_attributes(environ):
         found = found.merge(Resource({"service.instance.id": process_id}))
-    return found
+    return found if rules is None else masked_resource(found, rules)
 
 
 @functools.lru_cache(maxsize=4)
@@ -87,9 +95,13 @@ def count_points(data: MetricsData) -> int:
 
 
 class SpanQueue(SpanProcessor):
-    """Ended spans waiting for their push: bounded; a full queue drops the newest and counts it."""
+    """Ended spans waiting for their push: bounded; a full queue drops the newest and counts it.
 
-    def __init__(self, exporter: Any, lost: Lost, environ: Mapping[str, str]) -> None:
+    They are masked by ``rules`` on the thread that pushes, not on the engine's; one that cannot be is lost and counted.
+    """
+
+    def __init__(self, exporter: Any, lost: Lost, environ: Mapping[str, str], rules: Rules | None = None) -> None:
+        self._rules, self._lost = rules, lost
         self._queue: deque[ReadableSpan] = deque()
         self._limit = int(number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 2048))
         self._batch = min(self._limit, int(number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)))
@@ -130,7 +142,19 @@ class SpanQueue(SpanProcessor):
 
     def _push(self) -> None:
         while batch := self._take():
-            self.sender.send(batch, len(batch))
+            if self._rules is not None:
+                batch = self._masked(batch, self._rules)
+            if batch:
+                self.sender.send(batch, len(batch))
+
+    def _masked(self, batch: list[ReadableSpan], rules: Rules) -> list[ReadableSpan]:
+        out = []
+        for span in batch:
+            try:
+                out.append(masked_span(span, rules))
+            except Exception:  # what cannot be searched may hold anything
+                self._lost(1)
+        return out
 
     def _take(self) -> list[ReadableSpan]:
         batch: list[ReadableSpan] = []
@@ -164,22 +188,25 @@ class _Ids(IdGenerator):
 class Traces:
     """A private TracerProvider; without an exporter its spans have valid ids and go nowhere."""
 
-    def __init__(self, environ: Mapping[str, str], process_id: str, exporter: Any | None, lost: Lost) -> None:
-        self.provider = TracerProvider(resource=resource(environ, process_id), shutdown_on_exit=False,
+    def __init__(self, environ: Mapping[str, str], process_id: str, exporter: Any | None, lost: Lost,
+                 percent: float | None = None, rules: Rules | None = None) -> None:
+        """``percent`` of new traces are recorded; None leaves it to the SDK and its variables."""
+        self.provider = TracerProvider(sampler(percent), resource(environ, process_id, rules), shutdown_on_exit=False,
                                        id_generator=_Ids())
         self.queue: SpanQueue | None = None
         if exporter is not None:
-            self.queue = SpanQueue(exporter, lost, environ)
+            self.queue = SpanQueue(exporter, lost, environ, rules)
             self.provider.add_span_processor(self.queue)
 
 
 class Meters:
     """A private MeterProvider whose points are pushed on kvobs's own thread."""
 
-    def __init__(self, environ: Mapping[str, str], process_id: str, exporter: Any, lost: Lost) -> None:
+    def __init__(self, environ: Mapping[str, str], process_id: str, exporter: Any, lost: Lost,
+                 rules: Rules | None = None) -> None:
         self._reader = InMemoryMetricReader(getattr(exporter, "_preferred_temporality", None),
                                             getattr(exporter, "_preferred_aggregation", None))
-        self.provider = MeterProvider([self._reader], resource(environ, process_id), shutdown_on_exit=False)
+        self.provider = MeterProvider([self._reader], resource(environ, process_id, rules), shutdown_on_exit=False)
         self.sender = Sender("metrics", exporter, MetricExportResult.SUCCESS, lost)
         self.pusher = Pusher("kvobs-otlp-metrics", self._push,
                              number(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1e3)

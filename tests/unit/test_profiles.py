@@ -101,7 +101,8 @@ def test_doctor_shows_the_profile_and_the_origin_of_each_value(
 
 def test_doctor_without_a_profile_says_what_there_is() -> None:
     """Where none is set, doctor names the profiles; the standard's sampler is named with its value."""
-    facts = {fact.subject: fact for fact in profile(load({}), config.origins({}), {"OTEL_TRACES_SAMPLER": "always_off"})}
+    environ = {"OTEL_TRACES_SAMPLER": "always_off"}
+    facts = {fact.subject: fact for fact in profile(load({}), config.origins({}), environ)}
     assert not facts["profile"].available
     assert facts["profile"].reason == "No profile is set; KVOBS_PROFILE takes production, staging, ci."
     assert facts["setting trace_sample"].reason == (

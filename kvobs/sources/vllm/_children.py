@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from opentelemetry import trace
 from opentelemetry.trace import Span, Tracer
 
+from kvobs import spans
+
 Event = tuple[str, int, dict[str, str | int | float | bool]]
 
 
@@ -41,7 +43,7 @@ def write(tracer: Tracer, parent: Span, phases: tuple[Phase, ...], now_ns: int) 
     """Write the phases as children of ``parent``; one that goes on is written as if it ended at ``now_ns``."""
     context = trace.set_span_in_context(parent)
     for phase in phases:
-        span = tracer.start_span(phase.name, context, start_time=phase.start_ns)
+        span = spans.inner(tracer).start_span(phase.name, context, start_time=phase.start_ns)
         for name, t_ns, attributes in phase.events:
             span.add_event(name, attributes, t_ns)
         span.end(max(phase.start_ns, now_ns) if phase.end_ns is None else phase.end_ns)
