@@ -150,8 +150,8 @@ class Runtime:
 
     def _start_store(self) -> None:
         assert self.config.store is not None
-        self.store = StoreWriter(self.config.store, self.config.store_max_bytes, self.process_id,
-                                 endpoint=self.endpoint)
+        self.store = StoreWriter(self.config.store, self.config.store_max_bytes, self.process_id, self.endpoint,
+                                 retention_s=self.config.retention)
 
     def stop(self) -> None:
         """Uninstall the sources, drain what is queued, flush and close the exporters and the store."""
@@ -303,6 +303,8 @@ class Runtime:
         if due:  # a commit costs some milliseconds of CPU, however little is in it
             self.store.commit()
         self.metrics.count("kvobs.self.events.dropped", ("store",), self.store.take_dropped())
+        for what, number in self.store.take_pruned():
+            self.metrics.count("kvobs.self.store.pruned", (what,), number)
 
     def _guarded(self, what: str, call: Callable[..., object], *arguments: object) -> None:
         """Run a part of kvobs; its failure is logged once by name and never reaches the host."""

@@ -34,6 +34,9 @@ ROWS: tuple[Row, ...] = (
             "Points folded into 'other' because a metric had too many attribute sets.", "count"),
     gauge("kvobs.self.store.size", "By", (), "Bytes of this process's store, write-ahead log included.",
           "file sizes"),
+    counter("kvobs.self.store.pruned", "{item}", ("what",),
+            "Stores of ended processes, and rows, that this process deleted as they were older than the retention.",
+            "count by what: stores, rows"),
     gauge("kvobs.availability", "{subject}", ("subject", "reason"),
           "1 for what can be observed here, 0 with a reason for what cannot.", "probe", across_ranks="max"),
 )

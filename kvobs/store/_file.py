@@ -143,6 +143,21 @@ class StoreFile:
         with self._transaction():
             self.connection.execute(f"DELETE FROM {table} WHERE wall_ns <= ?", (until_wall_ns,))
 
+    def oldest_of(self, table: str) -> int | None:
+        """The time of a table's oldest row; None when it is empty."""
+        found: int | None = self.connection.execute(f"SELECT min(wall_ns) FROM {table}").fetchone()[0]
+        return found
+
+    def expire(self, table: str, cut: int, rows: int) -> int:
+        """Delete a table's rows up to a time, the oldest first and about ``rows`` at most (all of one instant go
+        together); returns how many.
+        """
+        found = self.connection.execute(f"SELECT wall_ns FROM {table} WHERE wall_ns <= ? ORDER BY wall_ns LIMIT 1 "
+                                        "OFFSET ?", (cut, rows - 1)).fetchone()
+        with self._transaction():
+            return self.connection.execute(f"DELETE FROM {table} WHERE wall_ns <= ?",
+                                           (cut if found is None else found[0],)).rowcount
+
     def _cut(self, table: str, rows: int) -> int | None:
         """The time of the row number ``rows`` from the oldest, or of the middle one of fewer."""
         there = self._number(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {2 * rows})")
@@ -152,7 +167,8 @@ class StoreFile:
 
     def vacuum(self, pages: int) -> None:
         """Move at most ``pages`` free pages to the end of the file and cut them off."""
-        self.connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+        # A step per page, of which execute() takes but one: the statement has no columns.
+        self.connection.executescript(f"PRAGMA incremental_vacuum({pages})")
 
     def checkpoint(self) -> bool:
         """Copy the log into the database and empty it; False while a reader needs the log."""

@@ -19,7 +19,7 @@ from kvobs.store._file import FRAME_BYTES, NEW_STORE_BYTES, StoreFile
 from kvobs.store._schema import PAGE_BYTES, TIMED
 
 _PASSES = 64  # of giving back per commit: the rest waits for the next one
-_DELETE_PAGES = 20  # that deleting the oldest rows of one table dirties: those emptied are not written
+DELETE_PAGES = 20  # that deleting the oldest rows of one table dirties: those emptied are not written
 
 
 class Keeper:
@@ -97,6 +97,45 @@ class Keeper:
                 os.close(self.file.lock)
             self.file = None
 
+    def finished(self) -> list[_space.Store]:
+        """The stores that nobody writes any more, oldest write first, as of the last stock-taking."""
+        return list(self._finished)
+
+    def delete(self, store: _space.Store) -> None:
+        """Delete a finished store."""
+        _space.delete(store.path)
+        self._finished.remove(store)
+        self._stores.remove(store)
+        self._plan = _space.plan(self._max_bytes, self._process, self._stores,
+                                 self.file.path if self.file is not None else None)
+
+    def spare_bytes(self) -> int:
+        """What all stores together may still grow by, at this instant."""
+        assert self.file is not None
+        log = self.file.log_bytes()
+        return self._plan.room - self.file.database_bytes() - log - _space.shm_bytes(log)
+
+    def expire(self, cut: int, rows: int) -> tuple[int, bool]:
+        """Delete at most about ``rows`` rows of each table up to a time, and give back what that freed; returns how
+        many were deleted, and whether more are there.
+        """
+        assert self.file is not None
+        file, deleted, more = self.file, 0, False
+        for table in TIMED:
+            oldest = file.oldest_of(table.name)
+            if oldest is None or oldest > cut:
+                continue
+            if not self._log_fits(DELETE_PAGES):
+                return deleted, False  # where there is no room, the oldest rows go anyway
+            if self.file is not file:
+                return deleted, False  # a successor began meanwhile; the old store is a finished one
+            deleted += file.expire(table.name, cut, rows)
+            oldest = file.oldest_of(table.name)
+            more |= oldest is not None and oldest <= cut
+        if deleted:
+            self._shrink(file.free_bytes())
+        return deleted, more
+
     # -- inside ----------------------------------------------------------------------------------------
 
     def _survey(self) -> None:
@@ -111,11 +150,7 @@ class Keeper:
     def _delete_finished(self) -> bool:
         if not self._finished:
             return False
-        oldest = self._finished.pop(0)
-        _space.delete(oldest.path)
-        self._stores.remove(oldest)
-        self._plan = _space.plan(self._max_bytes, self._process, self._stores,
-                                 self.file.path if self.file is not None else None)
+        self.delete(self._finished[0])
         return True
 
     def _open(self) -> None:
@@ -180,7 +215,7 @@ class Keeper:
         if cut is None:
             return False
         for table in TIMED:
-            if not self._log_fits(_DELETE_PAGES):
+            if not self._log_fits(DELETE_PAGES):
                 return False
             if self.file is not file:
                 return True  # a successor began meanwhile, and it is empty

@@ -103,7 +103,7 @@ def survey(directory: Path) -> list[Store]:
                 store.wal_bytes = status.st_size
             else:
                 store.other_bytes += status.st_size
-            if match[4] != "-shm":  # a reader touches it
+            if match[4] != "-shm" and (match[4] != "-wal" or status.st_size):  # a reader touches these too
                 store.modified_ns = max(store.modified_ns, status.st_mtime_ns)
     for store in found.values():
         store.alive = is_alive(store.path)

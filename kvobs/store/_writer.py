@@ -23,7 +23,9 @@ from kvobs.metrics import Attributes, Value
 from kvobs.model import Event
 from kvobs.store import _fork, _space
 from kvobs.store._batch import Batch, Piece, pages_for
+from kvobs.store._file import StoreFile
 from kvobs.store._keeper import Keeper
+from kvobs.store._retention import Retention
 from kvobs.store._rows import SECOND_NS, Row
 
 _log = logging.getLogger("kvobs")
@@ -39,13 +41,15 @@ def process_words(argv: Iterable[str]) -> list[str]:
 
 
 class StoreWriter:
-    """This process's store in ``directory``, which all processes together keep below ``max_bytes``.
+    """This process's store in ``directory``, which all processes together keep below ``max_bytes``. What is older than
+    ``retention_s`` seconds is deleted; 0 keeps it.
 
     The constructor touches no file: the store begins with the first commit. One thread at a time may call.
     """
 
     def __init__(self, directory: Path, max_bytes: int, process_id: str, endpoint: str | None = None, *,
-                 clock: Callable[[], int] = time.monotonic_ns, wall: Callable[[], int] = time.time_ns) -> None:
+                 retention_s: int = 0, clock: Callable[[], int] = time.monotonic_ns,
+                 wall: Callable[[], int] = time.time_ns) -> None:
         self._directory = Path(directory)
         self._process = process_id
         self._endpoint = endpoint
@@ -55,6 +59,8 @@ class StoreWriter:
         self._waiting: deque[Piece] = deque()
         self._facts_written: dict[str, Row] = {}
         self._keeper = Keeper(self._directory, max_bytes, process_id)
+        self._retention = Retention(retention_s)
+        self._told = (0, 0)
         self._lock = _space.DirectoryLock(self._directory)
         self._heartbeat_ns = self._retry_ns = self._anchor_ns
         self._dropped = self._dropped_in_all = 0
@@ -88,6 +94,12 @@ class StoreWriter:
         self._dropped = self._batch.dropped = 0
         self._dropped_in_all += dropped
         return dropped
+
+    def take_pruned(self) -> tuple[tuple[str, int], ...]:
+        """How many whole stores and how many rows were deleted for their age since the last call, by what they are."""
+        before, self._told = self._told, (self._retention.pruned.stores, self._retention.pruned.rows)
+        return tuple((what, now - then) for what, now, then in zip(("stores", "rows"), self._told, before, strict=True)
+                     if now > then)
 
     def size_bytes(self) -> int:
         """Bytes of this process's stores, logs included."""
@@ -140,17 +152,26 @@ class StoreWriter:
             refused = self._put(self._waiting[0])
             piece = self._waiting.popleft()
             self._dropped += piece.records if refused is None else refused
+        self._prune()
         self._put_facts()
         if ended or self._clock() >= self._heartbeat_ns:
             self._put_process(ended)
 
+    def _prune(self) -> None:
+        file = self._keeper.file
+        self._retention.prune(self._keeper, self.wall_ns(self._clock()))
+        self._note_successor(file)
+
     def _put(self, piece: Piece) -> int | None:
         file = self._keeper.file
         refused = self._keeper.write(piece)
+        self._note_successor(file)
+        return refused
+
+    def _note_successor(self, file: StoreFile | None) -> None:
         if self._keeper.file is not file:
             self._facts_written = {}
             self._heartbeat_ns = self._clock()
-        return refused
 
     def _put_facts(self) -> None:
         changed = [row for subject, row in self._batch.facts.items() if self._facts_written.get(subject) != row]

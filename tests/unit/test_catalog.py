@@ -165,6 +165,7 @@ TABLE = {
     "kvobs.self.paused": ("counter", "s", "kvobs_self_paused_seconds_total"),
     "kvobs.self.turns.cut": ("counter", "{turn}", "kvobs_self_turns_cut_total"),
     "kvobs.self.series.overflow": ("counter", "{point}", "kvobs_self_series_overflow_total"),
+    "kvobs.self.store.pruned": ("counter", "{item}", "kvobs_self_store_pruned_total"),
     "kvobs.self.store.size": ("gauge", "By", "kvobs_self_store_size_bytes"),
     "kvobs.availability": ("gauge", "{subject}", "kvobs_availability"),
 }

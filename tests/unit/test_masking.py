@@ -97,7 +97,8 @@ def test_each_part_is_masked_where_the_secret_is_and_nowhere_else() -> None:
     sent, named, failed = out.events
     assert (sent.name, dict(sent.attributes or {}), sent.timestamp) == (
         "sent", {"header": "Authorization: [masked]", "bytes": 12}, 11)
-    assert (named.name, dict(named.attributes or {}), named.timestamp) == ("token_secret=[masked]", {"plain": "yes"}, 12)
+    assert (named.name, dict(named.attributes or {}), named.timestamp) == (
+        "token_secret=[masked]", {"plain": "yes"}, 12)
     assert (failed.name, failed.timestamp) == ("exception", 13)
     assert failed.attributes is not None
     assert failed.attributes["exception.message"] == "cannot reach mongodb://app:[masked]@db/x"
