@@ -281,7 +281,7 @@ def test_it_says_how_much(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     runtime.start()
     runtime.flush()
     runtime.stop()
-    counted = dict((row.name, points) for row, points in runtime.metrics.collect())
+    counted = {row.name: points for row, points in runtime.metrics.collect()}
     assert counted["kvobs.self.store.pruned"] == {("stores",): 1}
     assert sum("1 stores (" in record.getMessage() for record in caplog.records) == 1
 
