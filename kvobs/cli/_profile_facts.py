@@ -39,7 +39,8 @@ def profile(config: Config, origins: Mapping[str, str], environ: Mapping[str, st
 
 def _sampling(config: Config, environ: Mapping[str, str]) -> str:
     if config.trace_sample is not None:
-        return f"{config.trace_sample:g} % of new traces are recorded, and whatever a caller decided to record"
+        return (f"{config.trace_sample:g} % of new traces are recorded, and whatever a caller decided to record; an "
+                "application's own provider samples by its own rule")
     if named := environ.get(configuration.SAMPLER, "").strip():
         return f"Traces are sampled by {configuration.SAMPLER}={named}"
     return "Every trace is recorded that no caller decided against"

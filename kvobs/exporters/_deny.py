@@ -6,6 +6,7 @@ and times would be taken for card numbers; their key can deny them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -36,12 +37,18 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 def secret_key(key: str, value: object) -> bool:
     """Whether a key says that its value is a secret. A last word ``token`` does so of a text only: ids are numbers."""
+    always, of_text = _denied(key)
+    return always or (of_text and isinstance(value, str))
+
+
+@functools.lru_cache(maxsize=4096)
+def _denied(key: str) -> tuple[bool, bool]:
     words = [word.lower() for word in _WORDS.findall(key)]
-    if not _SECRET_WORDS.isdisjoint(words) or not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words)):
-        return True
-    return words[-1:] == ["token"] and isinstance(value, str)
+    return (not _SECRET_WORDS.isdisjoint(words) or not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words)),
+            words[-1:] == ["token"])
 
 
+@functools.lru_cache(maxsize=4096)
 def payload_key(key: str) -> bool:
     """Whether a key says that its value is what users wrote, or parameters."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in PAYLOAD_KEYS)
@@ -83,6 +90,10 @@ _NETWORKS = re.compile(r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-
                        r"|62\d{14,17}")
 
 
+_SHORT = 14  # a shorter text holds a secret only with one of these
+_ANY = re.compile(r"[@:=\d]")
+
+
 def luhn(digits: str) -> bool:
     """Whether the last digit checks the others (ISO/IEC 7812-1, annex B)."""
     total = 0
@@ -110,6 +121,8 @@ def _cards(found: re.Match[str]) -> str:
 
 def mask_text(text: str) -> str:
     """The text without the secrets whose shape is known."""
+    if len(text) < _SHORT and not _ANY.search(text):
+        return text
     for shape in SHAPES.values():
         text = shape.sub(_keep if "keep" in shape.groupindex else MASKED, text)
     return _DIGITS.sub(_cards, text)

@@ -63,6 +63,12 @@ def test_text_without_a_secret_is_the_same_object(words: list[str]) -> None:
     assert Rules(payloads=True).text(text) is text
 
 
+@given(SECRETS)
+def test_a_text_that_is_only_a_secret_is_masked(secret: str) -> None:
+    """However short it is."""
+    assert MASKED in mask_text(secret)
+
+
 @given(st.text(max_size=300))
 def test_any_text_can_be_masked(text: str) -> None:
     """Nothing raises, and masking twice is masking once."""

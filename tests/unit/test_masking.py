@@ -18,10 +18,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from kvobs import spans
+from kvobs.config import load
+from kvobs.exporters import OtelExporter, _sdk, masking_processor
 from kvobs.exporters._deny import MASKED, Rules
-from kvobs.exporters._masking import MaskingProcessor, masked_span
+from kvobs.exporters._masking import masked_span
 from kvobs.exporters._sdk import Meters, Traces
 from kvobs.exporters._tracers import MaskedTracer
+from kvobs.metrics import Metrics
 from tests.events import turn
 
 SECRET = "hunter2-is-planted"
@@ -67,7 +70,7 @@ def exported(work: Callable[[trace.Tracer], None], *, mask: bool = True,
     seen, out = InMemorySpanExporter(), InMemorySpanExporter()
     provider = TracerProvider(span_limits=limits, resource=Resource({"service.name": "x"}), shutdown_on_exit=False)
     behind = SimpleSpanProcessor(out)
-    provider.add_span_processor(MaskingProcessor(behind) if mask else behind)
+    provider.add_span_processor(masking_processor(behind) if mask else behind)
     provider.add_span_processor(SimpleSpanProcessor(seen))
     work(provider.get_tracer("test", "1", attributes={"scope": "s"}))
     provider.shutdown()
@@ -270,3 +273,46 @@ def test_with_the_applications_provider_a_turn_is_whole() -> None:
     assert root.status.description == "no route to http://u:[masked]@h"
     assert [event.name for event in root.events] == ["moved", "exception"]
     assert all(SECRET.encode() not in wire(span) for span in masked.values())
+
+
+def of_own(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> ReadableSpan:
+    """The span that kvobs's own provider pushes."""
+    taken = Taken()
+    monkeypatch.setattr(_sdk, "exporter_class", lambda *_: lambda: taken)
+    otel = OtelExporter(load({}, trace_sample="100%", otlp="on", **settings), Metrics(), "p", {
+        "OTEL_METRICS_EXPORTER": "none"})
+    write(otel.tracer())
+    otel.flush()
+    otel.stop()
+    return taken.spans[0]
+
+
+def of_the_application(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> ReadableSpan:
+    """kvobs's span in the application's own provider, which masks nothing."""
+    out = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(out))
+    monkeypatch.setattr("kvobs.exporters._otel.global_tracer_provider", lambda: provider)
+    otel = OtelExporter(load({}, **settings), Metrics(), "p", {})
+    write(otel.tracer())
+    otel.stop()
+    provider.shutdown()
+    return out.get_finished_spans()[0]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("settings", "password", "message"), [
+    ({}, SECRET, f"hello {SECRET}"),
+    ({"profile": "production"}, MASKED, MASKED),
+    ({"profile": "staging"}, MASKED, f"hello {SECRET}"),
+    ({"profile": "ci"}, MASKED, f"hello {SECRET}"),
+    ({"profile": "production", "mask": "off"}, SECRET, f"hello {SECRET}"),
+    ({"mask": "payloads"}, MASKED, MASKED),
+])
+def test_the_settings_decide_what_is_masked(own: bool, settings: dict[str, str], password: str, message: str,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Production masks payloads too, the other profiles secrets only, and without a profile nothing is masked."""
+    span = (of_own if own else of_the_application)(settings, monkeypatch)
+    found = span.attributes or {}
+    assert (found["db.password"], found["gen_ai.input.messages"]) == (password, message)
+    assert (SECRET in str(span.status.description)) is (password == SECRET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kvobs import config
 from kvobs.cli import main
 from kvobs.cli._profile_facts import profile
 from kvobs.config import Config, load
+from tests.support import child_environment, run_child
 
 DAY = 86_400
 # Written by hand from the article (S18): percent of traces, days, depth, masking, prompts.
@@ -91,8 +93,8 @@ def test_doctor_shows_the_profile_and_the_origin_of_each_value(
     found = {row["subject"]: row["reason"] for row in json.loads(capsys.readouterr().out)}
     assert found["profile"] == "The profile production is set (KVOBS_PROFILE); not by it: retention."
     assert {name: found[f"setting {name}"] for name in NAMES} == {
-        "trace_sample": "1.5 % of new traces are recorded, and whatever a caller decided to record (from the profile "
-                        "production).",
+        "trace_sample": "1.5 % of new traces are recorded, and whatever a caller decided to record; an application's "
+                        "own provider samples by its own rule (from the profile production).",
         "retention": "Stores and their rows are kept for 7d (from KVOBS_RETENTION).",
         "span_depth": "All spans of a turn are written (from the profile production).",
         "mask": "Credentials, personal data and payloads are masked on spans (from the profile production).",
@@ -116,3 +118,15 @@ def test_a_profile_that_is_none_is_refused_in_one_sentence(
     monkeypatch.setenv("KVOBS_PROFILE", "prod")
     assert main(["doctor"]) == 2
     assert "'prod'; allowed is production, staging, ci or off." in capsys.readouterr().err
+
+
+def test_kvobs_run_gives_the_profile_to_the_command() -> None:
+    """The option is the variable of the child; a profile that is none is refused before the child runs."""
+    program = [sys.executable, "-c", "import os; print(os.environ['KVOBS_PROFILE'])"]
+    kvobs = [sys.executable, "-m", "kvobs", "run", "--profile"]
+    environment = child_environment(KVOBS_STORE="off", KVOBS_PROMETHEUS="off")
+    done = run_child([*kvobs, "ci", "--", *program], env=environment)
+    assert (done.returncode, done.stdout) == (0, "ci\n")
+    done = run_child([*kvobs, "dev", "--", *program], env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'dev'" in done.stderr
