@@ -12,7 +12,7 @@ import pytest
 from kvobs import catalog
 from kvobs.config import Config
 from kvobs.runtime import Runtime
-from kvobs.store import StoreReader, StoreWriter, _retention, _space
+from kvobs.store import StoreReader, StoreWriter, _file, _retention, _space
 from tests.events import EXAMPLES, step, turn
 
 DAY, HOUR = 86_400 * 10**9, 3_600 * 10**9
@@ -258,16 +258,56 @@ def test_what_is_damaged_or_newer_is_left_until_its_time(tmp_path: Path) -> None
     own.end()
 
 
-def test_the_bound_on_the_size_holds_meanwhile(tmp_path: Path) -> None:
-    """With a small bound, at every commit of a pruning writer, and no record is dropped."""
+@pytest.mark.parametrize("turns_per_hour", [60, 250])
+def test_the_bound_on_the_size_holds_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               turns_per_hour: int) -> None:
+    """With a small bound, at every commit and at every moment within a pass, and no record is dropped."""
+    sizes: list[int] = []
+
+    def measured(name: str) -> None:
+        call = getattr(_file.StoreFile, name)
+
+        def then_measure(self: _file.StoreFile, *arguments: object) -> object:
+            found = call(self, *arguments)
+            sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+            return found
+        monkeypatch.setattr(_file.StoreFile, name, then_measure)
+
+    for name in ("write", "expire", "vacuum", "delete"):
+        measured(name)
     own = Process(tmp_path, "own", BEGAN, keep_days=1, max_bytes=2 * MIB)
-    for step_ in range(120):
-        own.write(BEGAN + step_ * HOUR, *range(60))
-        if step_ % 30 == 10:
+    dropped = 0
+    for hour in range(120):
+        own.write(BEGAN + hour * HOUR, *range(turns_per_hour))
+        own.passes(2)
+        if hour % 20 == 10:
+            dropped += own.writer.take_dropped()
             own.end()
-            own = Process(tmp_path, f"own{step_}", own.now, keep_days=1, max_bytes=2 * MIB)
-        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * MIB
-    assert own.writer.take_dropped() == 0
+            own = Process(tmp_path, f"own{hour}", own.now, keep_days=1, max_bytes=2 * MIB)
+    assert max(sizes) <= 2 * MIB
+    assert dropped + own.writer.take_dropped() == 0
+    own.end()
+
+
+def test_near_the_bound_a_finished_store_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleting rows needs room for a log; where there is none, the whole store soon goes anyway. The room told is
+    never more than the bound less what lies in the directory.
+    """
+    ended = Process(tmp_path, "ended", BEGAN)
+    ended.write(BEGAN, 1)
+    ended.write(BEGAN + 2 * DAY, 2)
+    ended.end()
+    own = Process(tmp_path, "own", BEGAN + 2 * DAY, keep_days=1)
+    own.now = BEGAN + 2 * DAY + HOUR
+    with monkeypatch.context() as full:
+        full.setattr(_retention.Keeper, "spare_bytes", lambda _: 0)
+        own.passes(3)
+        assert turns(tmp_path) == {"ended": [1, 2]}
+    own.passes(3)
+    assert turns(tmp_path) == {"ended": [2]}
+    spare = own.writer._keeper.spare_bytes()
+    there = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert 64 * MIB - there - 2 * MIB <= spare <= 64 * MIB - there
     own.end()
 
 
