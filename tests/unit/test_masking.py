@@ -10,6 +10,7 @@ import pytest
 from opentelemetry import trace
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="The OpenTelemetry SDK is missing: pip install 'kvobs[otel]'.")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="pip install 'kvobs[otel]' brings OTLP.")
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
