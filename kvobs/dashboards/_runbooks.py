@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import kvobs
-
-_PACKAGE = Path(kvobs.__file__).parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 PLACES = (_PACKAGE / "_app" / "runbooks", _PACKAGE.parent / "dashboards" / "runbooks")
 
 

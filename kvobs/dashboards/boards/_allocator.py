@@ -62,7 +62,8 @@ SYMPTOM = Section("Symptom: allocations are slow or fail", (
           query(rate("kvobs.allocator.retries", "device"), "retries on"),
           query(rate("kvobs.allocator.out_of_memory", "device"), "out of memory on"), absent=NO_ALLOCATOR),
     lines("Spread of latency in the window", "Is the allocator's latency steady?",
-          query(deviation(state("kvobs.window.allocation.variance", "device"))), absent="not told: latencies come as counts"),
+          query(deviation(state("kvobs.window.allocation.variance", "device"))),
+          absent="not told: latencies come as counts"),
 ))
 
 PRESSURE = Section("Pressure: what takes the device's memory", (

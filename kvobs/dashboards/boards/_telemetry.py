@@ -56,6 +56,8 @@ COST = Section("Cost: what watching takes", (
           rate("kvobs.self.turns.cut", "instance"), absent=NONE_COUNTED),
     lines("Stores", "How much disk does each store take?", state("kvobs.self.store.size", "instance"),
           absent="no store"),
+    lines("Pruned by age", "What was deleted because it was older than the retention?",
+          rate("kvobs.self.store.pruned", "what"), absent=NONE_COUNTED),
 ))
 
 LIMITS = Section("What can be observed here, and what not", (
