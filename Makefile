@@ -1,6 +1,6 @@
 # Each target does all its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench soak pressure levels gpu lint docs picture programs clean
+.PHONY: help setup demo test bench soak pressure levels gpu lint docs picture preview programs clean
 
 READY := .venv/.ready
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -48,6 +48,9 @@ picture: $(READY) programs ## Draw the README's pictures from real runs of the d
 	@.venv/bin/python scripts/demo_picture.py
 	@PYTHONPATH=. .venv/bin/python scripts/view_picture.py
 	@PYTHONPATH=. .venv/bin/python scripts/explain_picture.py
+
+preview: $(READY) programs ## Draw the pictures of the Grafana boards from scripted incidents (PREVIEW_ARGS="--theme light").
+	@PYTHONPATH=. OMP_NUM_THREADS=1 .venv/bin/python scripts/dashboards_preview.py $(PREVIEW_ARGS)
 
 programs:
 	@scripts/test_programs.sh
