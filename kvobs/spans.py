@@ -126,7 +126,7 @@ class OpenTurn:
             self.span.set_attribute("error.type", type(error).__qualname__)
             self.span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
         if phases is None:
-            phases = _phases_of(turn)
+            phases = phases_of(turn)
         parent = trace.set_span_in_context(self.span)
         for name, start_ns, end_ns in phases:
             self._child(name, parent, start_ns + shift, end_ns + shift)
@@ -136,7 +136,8 @@ class OpenTurn:
         inner(self._tracer).start_span(name, parent, start_time=start_ns).end(end_ns)
 
 
-def _phases_of(turn: Turn) -> list[tuple[str, int, int]]:
+def phases_of(turn: Turn) -> list[tuple[str, int, int]]:
+    """Prefill and decode as (name, start, end) in monotonic nanoseconds, from the turn's own times."""
     if turn.prefill_ns is None:
         return []
     middle = turn.start_ns + turn.prefill_ns

@@ -11,8 +11,10 @@ from kvobs.breaker._policy import PRESETS, PolicyError, load_policy, parse_polic
 from kvobs.breaker._protection import Protection
 from kvobs.breaker._signals import SIGNALS, Signal
 from kvobs.breaker._states import LEVELS, Level, LevelState, Phase, Policy, Probe, State, Transition
+from kvobs.breaker._traces import DECISION
 
 __all__ = [
+    "DECISION",
     "LEVELS",
     "PRESETS",
     "SIGNALS",

@@ -23,7 +23,14 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class FetchError(Exception):
-    """A page could not be had; ``str()`` is one whole sentence that names no moment, so that it can be a reason."""
+    """A page could not be had; ``str()`` is one whole sentence that names no moment, so that it can be a reason.
+
+    ``status`` is what the server answered instead of 200, where that is the reason.
+    """
+
+    def __init__(self, sentence: str, status: int | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -65,8 +72,9 @@ def target_of(url: str) -> Target:
 class Fetcher:
     """Fetches the page of one target; ``abort`` (from another thread) ends a fetch that is under way."""
 
-    def __init__(self, target: Target, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, target: Target, timeout_s: float = TIMEOUT_S, *, accept: str = ACCEPT) -> None:
         self.target = target
+        self.accept = accept
         self.timeout_s = timeout_s
         self.openmetrics = False
         self._connection: http.client.HTTPConnection | None = None
@@ -129,7 +137,7 @@ class Fetcher:
             yield from self._pages(following, redirects - 1)
             return
         if response.status != http.client.OK:
-            raise FetchError(f"{self.target.name} answered {response.status}, not 200.")
+            raise FetchError(f"{self.target.name} answered {response.status}, not 200.", response.status)
         self.openmetrics = (response.headers.get_content_type() == "application/openmetrics-text")
         encoding = (response.getheader("Content-Encoding") or "identity").strip().lower()
         if encoding == "gzip":
@@ -146,8 +154,8 @@ class Fetcher:
         self._socket = connection.sock
         if self._late:
             raise TimeoutError
-        connection.request("GET", path, headers={"Accept": ACCEPT, "Accept-Encoding": "gzip", "Connection": "close",
-                                                 "User-Agent": "kvobs-bridge"})
+        connection.request("GET", path, headers={"Accept": self.accept, "Accept-Encoding": "gzip",
+                                                 "Connection": "close", "User-Agent": "kvobs-bridge"})
         return connection.getresponse()
 
     def _following(self, path: str, response: http.client.HTTPResponse) -> str:

@@ -23,6 +23,7 @@ from kvobs.cli._explain import explain
 from kvobs.cli._export import export
 from kvobs.cli._output import give_up_stdout, plain, prepare_streams
 from kvobs.cli._run import run
+from kvobs.cli._trace import trace
 from kvobs.cli._view import view
 from kvobs.cli._whatif import whatif
 from kvobs.config import ConfigError
@@ -31,7 +32,7 @@ REFUSED = 2
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="KV-cache observability for LLM inference.")
 app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
-for command in (demo, view, explain, whatif, calibrate, bridge, doctor, catalog, export, dashboards):
+for command in (demo, view, explain, whatif, calibrate, bridge, doctor, catalog, export, dashboards, trace):
     app.command()(command)
 
 
