@@ -27,7 +27,7 @@ def draw(rows: Iterable[Row]) -> None:
     console = Console(highlight=False)
     for row in rows:
         for guide, text in folded(row, console.width):
-            said = Text(encodable(guide), style="dim") + Text(encodable(text), style=_STYLES[row.kind])
+            said = Text.assemble((encodable(guide), "dim"), (encodable(text), _STYLES[row.kind]))
             console.print(said, no_wrap=True, overflow="ignore", crop=False)
 
 
@@ -59,11 +59,12 @@ def folded(row: Row, width: int) -> Iterator[tuple[str, str]]:
     room, at = width - len(first), first
     begin = used = 0
     for place, letter in enumerate(label):
-        cells = cell_len(letter)
-        if used + cells > room and place > begin:
-            yield at, label[begin:place]
-            begin, used, at, room = place, 0, after, width - len(after)
-        used += cells
+        used += cell_len(letter)
+        if used > room and place > begin:
+            space = label.rfind(" ", begin + room // 2, place) + 1  # none: within a word
+            yield at, label[begin:space or place]
+            begin, at, room = space or place, after, width - len(after)
+            used = cell_len(label[begin:place + 1])
     yield at, label[begin:]
 
 

@@ -62,4 +62,4 @@ def _ask(address: str, path: str, trace_id: str, timeout_s: float, read: Reader)
     spans = tuple(span for one, span in found if one.zfill(32) == trace_id.zfill(32))
     if found and not spans:
         return Found(why=f"What {address} answers is another trace than {trace_id}.")
-    return Found(spans=spans, missing=not spans)
+    return Found(spans=spans, final=True, missing=not spans)

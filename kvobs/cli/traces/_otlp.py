@@ -134,6 +134,8 @@ def _parts(document: bytes) -> list[Envelope]:
         raise
     except msgspec.DecodeError:
         raws = _RAWS.decode_lines(document)
+        if not raws:
+            raise ValueError("it is empty") from None
     for raw in raws:
         if raw and not _KNOWN & raw.keys():
             raise ValueError("neither result nor resourceSpans is in it")

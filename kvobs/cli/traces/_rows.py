@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -42,7 +42,7 @@ def rows(trace: Trace, most: int = 0, *, attributes: bool = False) -> Iterator[R
             bars.append("   " if node.last else "│  ")
         after = before + (bars[-1] if node.depth else "") if node.depth <= MOST_DEPTH else " " * len(before)
         below = after + ("│  " if node.children else "   ")
-        yield Row("span" if node.span.error is None else "failed", node.depth, before + own, below, _label(node),
+        yield Row("span" if node.span.error is None else "failed", node.depth, before + own, below, _label(node, trace.spans),
                   _since(begin, node.span.start_ns), node.span.duration_ns)
         if attributes:
             for words in _words(node.span.attributes):
@@ -95,15 +95,16 @@ def _since(begin: int | None, t_ns: int | None) -> int | None:
     return None if begin is None or t_ns is None else t_ns - begin
 
 
-def _label(node: _tree.Node) -> str:
+def _label(node: _tree.Node, spans: Sequence[Span]) -> str:
+    """The name; the service where it is not the parent's; what went wrong."""
     span = node.span
     parts = [clip(span.name, NAME_LIMIT) or "(without a name)"]
-    if span.service:
+    if span.service and (node.parent is None or spans[node.parent].service != span.service):
         parts.append(f"[{clip(span.service, VALUE_LIMIT)}]")
     if span.error is not None:
         parts.append("failed" + (f": {clip(span.error, NAME_LIMIT)}" if span.error else ""))
-    said = [word for word, wanted in ((node.note, True), ("its beginning is unknown", span.start_ns is None),
-                                      ("its end is unknown", span.end_ns is None)) if word and wanted]
+    said = [word for word, wanted in ((node.note, node.note), ("its beginning is unknown", span.start_ns is None),
+                                      ("its end is unknown", span.end_ns is None)) if wanted]
     return " ".join(parts) + (f" ({'; '.join(said)})" if said else "")
 
 

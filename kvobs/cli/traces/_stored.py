@@ -73,7 +73,8 @@ class _Moment:
         self._since = stored.wall_ns - (turn.t_ns - turn.start_ns) - MARGIN_NS
         self._until = stored.wall_ns + MARGIN_NS
         self._shift = turn.wall_start_ns - turn.start_ns
-        ours = [one.record for one in phases(reader, self._since, self._until) if self._is_mine(one.process, one.record.t_ns)]
+        ours = [one.record for one in phases(reader, self._since, self._until)
+                if self._is_mine(one.process, one.record.t_ns)]
         # Only the phase that ends with the turn says which request it was.
         ids = {one.request for one in ours if one.outcome and (one.t_ns, one.session) == (turn.t_ns, turn.session)}
         self._request = ids.pop() if len(ids) == 1 else None
@@ -99,7 +100,8 @@ class _Moment:
         ways = {(src, dst) for src, dst, _, _ in self._turn.migrations}
         for one in self._reader.migrations(self._since, self._until) if ways else ():
             move = one.record
-            if self._is_mine(one.process, move.t_ns) and move.cache_id == self._turn.cache_id and (move.src, move.dst) in ways:
+            its = move.cache_id == self._turn.cache_id and (move.src, move.dst) in ways
+            if its and self._is_mine(one.process, move.t_ns):
                 yield Event(self.at(move.t_ns), "kvobs.migration", {
                     "src": move.src, "dst": move.dst, "buffers": move.buffers, "bytes": move.bytes,
                     **({} if move.duration_ns is None else {"duration_s": move.duration_ns / 1e9})})
