@@ -42,8 +42,9 @@ def rows(trace: Trace, most: int = 0, *, attributes: bool = False) -> Iterator[R
             bars.append("   " if node.last else "│  ")
         after = before + (bars[-1] if node.depth else "") if node.depth <= MOST_DEPTH else " " * len(before)
         below = after + ("│  " if node.children else "   ")
-        yield Row("span" if node.span.error is None else "failed", node.depth, before + own, below, _label(node, trace.spans),
-                  _since(begin, node.span.start_ns), node.span.duration_ns)
+        kind: Kind = "span" if node.span.error is None else "failed"
+        yield Row(kind, node.depth, before + own, below, _label(node, trace.spans), _since(begin, node.span.start_ns),
+                  node.span.duration_ns)
         if attributes:
             for words in _words(node.span.attributes):
                 yield Row("attribute", node.depth, below, below, words)
