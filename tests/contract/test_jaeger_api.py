@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import re
+import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ for _module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.co
 from opentelemetry.sdk.trace import ReadableSpan
 
 from kvobs.cli import main
+from kvobs.store import StoreWriter
 from tests import otlp_traces
+from tests.events import turn
 from tests.served_page import Answer, Page, served, text
 from tests.support import ROOT
 
@@ -85,7 +89,7 @@ def spans_as_told(document: dict[str, Any], unit_ns: int = 1) -> set[tuple[Any, 
 
 @pytest.mark.parametrize("as_hex", [False, True], ids=["base64", "hex"])
 def test_json_tells_what_was_exported(exported: list[ReadableSpan], validate: Callable[[str, Any], None], as_hex: bool,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
+                                      published: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """From an answer that the description validates come exactly the exported spans, parents, times and events."""
     document = otlp_traces.v3(exported, as_hex=as_hex)
     validate("200", document)
@@ -96,7 +100,12 @@ def test_json_tells_what_was_exported(exported: list[ReadableSpan], validate: Ca
     assert spans_as_told(told) == spans_as_exported(exported)
     assert len(told["spans"]) == len(exported) == 8
     assert {span["service"] for span in told["spans"]} == {"chat"}
-    assert [path for path, _ in page.asked] == [ROUTE.format(traceId=otlp_traces.trace_id(exported))]
+    ((asked, _),) = page.asked
+    path, _, query = asked.partition("?")
+    assert path == ROUTE.format(traceId=otlp_traces.trace_id(exported))
+    known = {one["name"] for one in published["paths"][ROUTE]["get"]["parameters"] if one["in"] == "query"}
+    assert urllib.parse.parse_qs(query).keys() <= known
+    assert query == "rawTraces=true"
 
 
 def test_the_answer_may_come_in_parts(exported: list[ReadableSpan], validate: Callable[[str, Any], None],
@@ -176,3 +185,20 @@ def test_a_trace_that_is_not_there_is_one_sentence(validate: Callable[[str, Any]
     with served(routed(v3=text(json.dumps(document), 404))) as page:
         assert run(capsys, page, "ab" * 16) == (
             2, "", f"kvobs: The Jaeger at {page.url} has no trace {'ab' * 16}.\n")
+
+
+def test_the_store_tells_of_a_turn_what_was_exported(exported: list[ReadableSpan], tmp_path: Path,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    """The turn, its prefill and its decode have in the store the names, times and parent of the exported spans."""
+    wanted = otlp_traces.trace_id(exported)
+    own = next(span for span in exported if span.name == "text_completion tiny" and span.status.is_unset)
+    parts = [own, *(span for span in exported if span.name in ("prefill", "decode"))]
+    writer = StoreWriter(tmp_path / "store", 64 * 1024**2, "p")
+    writer.write([turn(trace_id=wanted, span_id=otlp_traces.span_id(own))])
+    writer.close()
+    assert main(["trace", wanted, "--store", str(tmp_path / "store"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["spans"]
+    assert [(one["name"], one["start_ns"], one["duration_ns"]) for one in told] == [
+        (span.name, span.start_time, (span.end_time or 0) - (span.start_time or 0)) for span in parts]
+    assert [one["parent"] for one in told] == [None, 0, 0]
+    assert told[0]["span_id"] == otlp_traces.span_id(own)

@@ -11,8 +11,10 @@ from kvobs.cli.traces import _legacy, _otlp
 from kvobs.cli.traces._model import Span, Trace, TraceError
 
 Reader = Callable[[bytes], list[tuple[str, Span]]]
+# Raw: as it was stored, without Jaeger's own guess at the skew of clocks.
 ROUTES: tuple[tuple[str, str, Reader], ...] = (
-    ("/api/v3/traces/", "API v3", _otlp.read), ("/api/traces/", "its older API", _legacy.read))
+    ("/api/v3/traces/{}?rawTraces=true", "API v3", _otlp.read),
+    ("/api/traces/{}?raw=true", "its older API", _legacy.read))
 NOT_FOUND = 404
 
 
@@ -35,7 +37,7 @@ def fetch(address: str, trace_id: str, timeout_s: float = TIMEOUT_S) -> Trace:
     """
     answers = []
     for path, name, read in ROUTES:
-        answer = _ask(address, path + trace_id, trace_id, timeout_s, read)
+        answer = _ask(address, path.format(trace_id), trace_id, timeout_s, read)
         if answer.spans:
             notes = () if read is _otlp.read else ("Times of the older API are whole microseconds.",)
             return Trace(trace_id=trace_id, source=f"Jaeger at {address} ({name})", spans=answer.spans, notes=notes)
