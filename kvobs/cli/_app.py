@@ -21,6 +21,7 @@ from kvobs.cli._doctor import doctor
 from kvobs.cli._errors import Refused
 from kvobs.cli._explain import explain
 from kvobs.cli._export import export
+from kvobs.cli._k8s_events import k8s_events
 from kvobs.cli._output import give_up_stdout, plain, prepare_streams
 from kvobs.cli._run import run
 from kvobs.cli._trace import trace
@@ -34,6 +35,7 @@ app.command(options_metavar="[OPTIONS] -- COMMAND [ARGS]...",
             context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(run)
 for command in (demo, view, explain, whatif, calibrate, bridge, doctor, catalog, export, dashboards, trace):
     app.command()(command)
+app.command("k8s-events")(k8s_events)
 
 
 breaker.command()(simulate)

@@ -1,0 +1,88 @@
+"""``kvobs k8s-events``: what happened to a pod's engine as events on the pod."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvobs import config
+from kvobs.cli._errors import Refused
+from kvobs.cli._output import plain, say
+
+if TYPE_CHECKING:
+    from kvobs.cli import k8s
+
+SECOND_NS = 1_000_000_000
+LAG_NS = 3 * SECOND_NS  # in which a store's writer has committed what happened
+
+
+def k8s_events(pod: Annotated[str, typer.Option(envvar="POD_NAME", help="The pod that events are about.")],
+               namespace: Annotated[str, typer.Option(envvar="POD_NAMESPACE", help="Its namespace.")],
+               store: Annotated[Path | None, typer.Option(help="A store or a directory of stores.",
+                                                          show_default="the configured one")] = None,
+               every: Annotated[float, typer.Option(help="Seconds from one look to the next.", min=1, max=3600)] = 5.0,
+               kubeconfig: Annotated[Path | None, typer.Option(help="A kubeconfig; without one the pod's own service "
+                                                               "account.", show_default=False)] = None,
+               server: Annotated[str, typer.Option(metavar="URL", help="An API server that asks for no credentials, "
+                                                   "such as kubectl proxy.", show_default=False)] = "",
+               once: Annotated[float, typer.Option(metavar="SECONDS", help="Write what happened in the last SECONDS, "
+                                                   "and end.", min=0, show_default=False)] = 0) -> None:
+    """Write breaker transitions, out-of-memory errors and burning budgets as Kubernetes events on the pod."""
+    loaded = config.load()
+    place = store if store is not None else loaded.store
+    if place is None or not place.exists():
+        raise Refused("The store is off in this configuration; name one with --store." if place is None
+                      else f"There is no store at {place}; name one with --store.")
+    from kvobs.cli import k8s
+    from kvobs.store import StoreError, StoreReader
+
+    try:
+        api, target = k8s.connect(namespace, pod, kubeconfig, server)
+        recorder = k8s.Recorder(api, target, loaded.jaeger_url)
+        watch = k8s.Watch(StoreReader(place))
+        if once:
+            now = time.time_ns()
+            recorder.add(watch.facts(now - int(once * SECOND_NS), now))
+            written = recorder.write(now)
+            if recorder.problem:
+                raise Refused(recorder.problem)
+            say(f"{written} events were written." if written != 1 else "1 event was written.")
+            return
+        say(f"Events of {place} go to the pod {namespace}/{pod}.")
+        _follow(watch, recorder, every)
+    except (k8s.ApiError, StoreError) as error:
+        raise Refused(str(error)) from None
+
+
+def _follow(watch: k8s.Watch, recorder: k8s.Recorder, every: float) -> None:
+    told, seen = "", time.time_ns() - LAG_NS
+    with _ended() as ended:
+        while not ended.wait(every):
+            now = time.time_ns()
+            if now - LAG_NS > seen:  # a clock that was set back reads nothing twice
+                recorder.add(watch.facts(seen, now - LAG_NS))
+                seen = now - LAG_NS
+            recorder.write(now)
+            if recorder.problem and recorder.problem != told:
+                print(f"kvobs: {plain(recorder.problem)} {recorder.pending} events wait.", file=sys.stderr, flush=True)
+            told = recorder.problem
+
+
+@contextmanager
+def _ended() -> Iterator[threading.Event]:
+    """Set by SIGINT and SIGTERM."""
+    ended = threading.Event()
+    before = [(number, signal.signal(number, lambda *_: ended.set())) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield ended
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -1,0 +1,160 @@
+"""Facts to events, as kubectl users expect: one event per reason and subject with a count, and no flood.
+
+Pure: time comes in, the API is a Protocol.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from kvobs.cli._output import plain
+from kvobs.cli.k8s._facts import Fact
+
+SECOND_NS = 1_000_000_000
+QUIET_NS = 600 * SECOND_NS  # after which the same is a new event
+SPACING_NS, MOST_SPACING_NS = 10 * SECOND_NS, 300 * SECOND_NS  # between two writes of one event
+RETRY_NS, MOST_RETRY_NS = SECOND_NS, 60 * SECOND_NS  # after the API failed
+MOST_EVENTS = 64  # at a time
+MESSAGE_LIMIT = 1024  # the API's bound on a message
+
+
+class ApiError(Exception):
+    """The API refused or cannot be reached. ``status`` is that of HTTP; None without an answer."""
+
+    def __init__(self, sentence: str, status: int | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Api(Protocol):
+    """The few calls that are needed."""
+
+    def create(self, body: dict[str, Any]) -> None:
+        """Create an event; ApiError 409 where its name is taken."""
+        ...
+
+    def patch(self, name: str, change: dict[str, Any]) -> None:
+        """Change an event; ApiError 404 where it expired."""
+        ...
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """Whom the events are about. Without its ``uid`` kubectl describe does not show them."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class _Event(msgspec.Struct):
+    fact: Fact
+    first_ns: int
+    count: int = 0
+    written: int = 0  # the count that the API knows
+    next_ns: int = 0
+    spacing_ns: int = SPACING_NS
+
+
+class Recorder:
+    """Merges facts and writes what is due; what cannot be written now stays merged and is tried again."""
+
+    def __init__(self, api: Api, pod: Pod, jaeger: str = "") -> None:
+        self._api, self._pod, self._jaeger = api, pod, jaeger
+        self._events: dict[tuple[str, str], _Event] = {}
+        self._retry_ns, self._again_ns = RETRY_NS, 0
+        self.dropped = 0
+        self.problem = ""  # why the last write failed
+
+    @property
+    def pending(self) -> int:
+        """Events whose latest state the API does not know yet."""
+        return sum(event.written != event.count for event in self._events.values())
+
+    def add(self, facts: Iterable[Fact]) -> None:
+        """Take facts in; what would be more than 64 events at a time is dropped and counted."""
+        for fact in facts:
+            key = (fact.reason, fact.subject)
+            event = self._events.get(key)
+            if event is not None and event.written == event.count and fact.wall_ns - event.fact.wall_ns > QUIET_NS:
+                event = None
+            if event is None:
+                if key not in self._events and len(self._events) >= MOST_EVENTS and not self._forget(fact.wall_ns):
+                    self.dropped += 1
+                    continue
+                event = self._events[key] = _Event(fact, fact.wall_ns)
+            event.fact, event.count = fact, event.count + 1
+
+    def write(self, now_ns: int) -> int:
+        """Write what is due at ``now_ns`` (Unix nanoseconds); returns how many events were written."""
+        done = 0
+        for event in list(self._events.values()):
+            if now_ns < self._again_ns:
+                break
+            if event.count == event.written or now_ns < event.next_ns:
+                continue
+            try:
+                self._put(event)
+            except ApiError as error:
+                self.problem = str(error)
+                self._again_ns = now_ns + self._retry_ns
+                self._retry_ns = min(self._retry_ns * 2, MOST_RETRY_NS)
+                break
+            done += 1
+            self.problem, self._retry_ns, self._again_ns = "", RETRY_NS, 0
+            event.written, event.next_ns = event.count, now_ns + event.spacing_ns
+            event.spacing_ns = min(event.spacing_ns * 2, MOST_SPACING_NS)
+        return done
+
+    def _put(self, event: _Event) -> None:
+        body = self.body(event.fact, event.first_ns, event.count)
+        change = {key: body[key] for key in ("count", "lastTimestamp", "message")}
+        try:
+            if event.written:
+                self._api.patch(body["metadata"]["name"], change)
+            else:
+                self._api.create(body)
+        except ApiError as error:
+            if event.written and error.status == 404:
+                self._api.create(body)
+            elif not event.written and error.status == 409:  # an answer of ours was lost
+                self._api.patch(body["metadata"]["name"], change)
+            else:
+                raise
+
+    def body(self, fact: Fact, first_ns: int, count: int) -> dict[str, Any]:
+        """The event as the API's ``v1`` has it."""
+        pod = self._pod
+        digest = hashlib.sha256(f"{fact.reason}\0{fact.subject}\0{first_ns}".encode(errors="replace")).hexdigest()[:16]
+        annotations = {"kvobs/trace-id": fact.trace_id} if fact.trace_id else {}
+        link = f"{self._jaeger}/trace/{fact.trace_id}" if fact.trace_id and self._jaeger else ""
+        traced = f" Trace {fact.trace_id}{f' ({link})' if link else ''}." if fact.trace_id else ""
+        message = plain(fact.message)
+        room = MESSAGE_LIMIT - len(traced.encode())
+        while len(message.encode()) > room:
+            message = message[:min(len(message) - 1, room)]
+        return {
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": {"name": f"{pod.name[:200]}.{digest}", "namespace": pod.namespace,
+                         **({"annotations": annotations} if annotations else {})},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name,
+                               **({"uid": pod.uid} if pod.uid else {})},
+            "reason": fact.reason, "message": message + traced, "type": "Warning" if fact.warning else "Normal",
+            "source": {"component": "kvobs"}, "count": count,
+            "firstTimestamp": _time(first_ns), "lastTimestamp": _time(fact.wall_ns)}
+
+    def _forget(self, now_ns: int) -> bool:
+        """Make room: leave out the event that was quiet the longest, if it is written and quiet long enough."""
+        quiet = [(event.fact.wall_ns, key) for key, event in self._events.items()
+                 if event.written == event.count and now_ns - event.fact.wall_ns > QUIET_NS]
+        if quiet:
+            del self._events[min(quiet)[1]]
+        return bool(quiet)
+
+
+def _time(wall_ns: int) -> str:
+    return datetime.datetime.fromtimestamp(wall_ns // SECOND_NS, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
