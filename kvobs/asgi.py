@@ -32,11 +32,12 @@ from kvobs.breaker._gate import ACT, OBSERVE, Decision, Gate, wanted
 from kvobs.breaker._http import NOT_READY, App, Receive, Scope, Send, Visit, refusal, respond
 from kvobs.breaker._limits import UNLIMITED, Limits
 from kvobs.breaker._trial import Trials
+from kvobs.errors._asgi import ErrorMiddleware
 
 if TYPE_CHECKING:
     from kvobs.runtime import Runtime
 
-__all__ = ["BreakerMiddleware", "totals"]
+__all__ = ["BreakerMiddleware", "ErrorMiddleware", "totals"]
 
 _log = logging.getLogger("kvobs")
 LIVENESS = frozenset({"/health", "/healthz", "/livez", "/ping"})

@@ -6,7 +6,7 @@ labels every value that is not an exact count or a direct measurement.
 
 from __future__ import annotations
 
-from kvobs.catalog import _cache, _engine, _host, _memory, _protect, _self, _serving, _slo
+from kvobs.catalog import _cache, _engine, _host, _http, _memory, _protect, _self, _serving, _slo
 from kvobs.catalog._row import (
     EVICTION_BOUNDS_NS,
     EVICTION_BUCKETS,
@@ -19,7 +19,7 @@ from kvobs.config import LATENCY_BOUNDS_NS
 
 ROWS: tuple[Row, ...] = (
     *_cache.ROWS, *_serving.ROWS, *_engine.ROWS, *_memory.ROWS, *_host.ROWS, *_slo.ROWS,
-    *_protect.ROWS, *_self.ROWS)
+    *_protect.ROWS, *_http.ROWS, *_self.ROWS)
 
 BY_NAME: dict[str, Row] = {row.name: row for row in ROWS}
 if len(BY_NAME) != len(ROWS):

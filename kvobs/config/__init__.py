@@ -1,5 +1,7 @@
 """The one frozen configuration of a process, and the only reader of ``KVOBS_*`` and of the config file."""
 
+from kvobs.config._error_rows import MOST_ROWS as MOST_ERROR_ROWS
+from kvobs.config._error_rows import ErrorRow
 from kvobs.config._objectives import (
     ALLOCATION_LATENCY,
     ARTICLE,
@@ -42,6 +44,7 @@ __all__ = [
     "LEAST_DEVICE",
     "MOST_DEVICE",
     "MOST_DEVICES",
+    "MOST_ERROR_ROWS",
     "OUT_OF_MEMORY",
     "PREEMPTIONS",
     "PROFILED",
@@ -52,6 +55,7 @@ __all__ = [
     "TTFT",
     "Config",
     "ConfigError",
+    "ErrorRow",
     "Objective",
     "Setting",
     "default_store",

@@ -16,12 +16,15 @@ from typing import Any
 
 import msgspec
 
+from kvobs.config._error_rows import ErrorRow, parse_error_rows
 from kvobs.config._objectives import ARTICLE, Objective, parse_objectives
 from kvobs.config._profiles import PROFILED, PROFILES, SAMPLER, of_profile, parse_retention, parse_sample
 
 ENV_PREFIX = "KVOBS_"
 FILE_VARIABLE = "KVOBS_CONFIG"
-TABLES = "slo"  # [[slo]] tables of the file; they have no environment variables
+# Tables of the file, [[slo]] and [[error]]: they have no environment variables.
+TABLES: dict[str, tuple[str, Callable[[object], Any]]] = {
+    "slo": ("objectives", parse_objectives), "error": ("errors", parse_error_rows)}
 # Set by `kvobs run` for its child, read by the test suite, or given to each pod by Kubernetes for a service whose name
 # begins with "kvobs": not settings.
 _FOREIGN = re.compile(r"KVOBS_(CONFIG|BOOTSTRAP|TEST_\w+|BENCH_\w+|(\w+_)?SERVICE_(HOST|PORT)(_\w+)?"
@@ -59,6 +62,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     overhead_percent: float = 5.0
     jaeger_url: str = ""
     objectives: tuple[Objective, ...] = (ARTICLE,)
+    errors: tuple[ErrorRow, ...] = ()
     native: str = "auto"
     cpu_allocations: str = "auto"
     virtual_gpu: tuple[int, ...] = ()
@@ -303,11 +307,10 @@ def _collect(environ: Mapping[str, str] | None, overrides: Mapping[str, str]) ->
     values: dict[str, Any] = {"store": default_store()}
     places: dict[str, str] = {}
     if path := environ.get(FILE_VARIABLE):
-        settings, objectives = _read_file(Path(path))
+        settings, tables = _read_file(Path(path))
         for name, raw in settings.items():
             values[name], places[name] = _parse(name, raw, f"in {path}"), path
-        if objectives is not None:
-            values["objectives"] = objectives
+        values |= tables
     for variable, raw in environ.items():
         if variable.startswith(ENV_PREFIX) and not _FOREIGN.match(variable):
             name = _known(variable[len(ENV_PREFIX):].lower(), f"environment variable {variable}")
@@ -320,26 +323,27 @@ def _collect(environ: Mapping[str, str] | None, overrides: Mapping[str, str]) ->
     return values, places
 
 
-def _read_file(path: Path) -> tuple[dict[str, str], tuple[Objective, ...] | None]:
+def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"The config file {path} named by {FILE_VARIABLE} does not exist.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"The config file {path} cannot be read as TOML: {error}.") from None
-    objectives = None
-    if (tables := table.pop(TABLES, None)) is not None:
-        try:
-            objectives = parse_objectives(tables)
-        except ValueError as error:
-            raise ConfigError(f"In {path}, {error}.") from None
+    found: dict[str, Any] = {}
+    for key, (field, parse) in TABLES.items():
+        if key in table:
+            try:
+                found[field] = parse(table.pop(key))
+            except ValueError as error:
+                raise ConfigError(f"In {path}, {error}.") from None
     out: dict[str, str] = {}
     for name, value in table.items():
         _known(name, f"key in {path}")
         if not isinstance(value, str | int | float | bool):
             raise ConfigError(f"The setting {name!r} in {path} must be {_BY_NAME[name].allowed}.")
         out[name] = ("on" if value else "off") if isinstance(value, bool) else str(value)
-    return out, objectives
+    return out, found
 
 
 def _known(name: str, where: str) -> str:

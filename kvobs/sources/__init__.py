@@ -88,10 +88,16 @@ def _middleware(_: Wiring) -> Source:
     return AdmissionSource()
 
 
+def _failures(_: Wiring) -> Source:
+    from kvobs.sources._failures import FailureSource
+
+    return FailureSource()
+
+
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
     return (_transformers, _vllm, _vllm_front_end, _sglang, _device_allocators, _cpu_allocations, _c_heap,
-            _machine, _nvidia_devices, _middleware)
+            _machine, _nvidia_devices, _middleware, _failures)
 
 
 __all__ = ["Factory", "Wiring", "factories"]

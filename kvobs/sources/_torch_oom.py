@@ -17,6 +17,7 @@ from typing import Any
 from kvobs.allocator.forecast import Forecast
 from kvobs.allocator.live import retry
 from kvobs.allocator.next_step import next_step, told
+from kvobs.errors import note_verdict
 from kvobs.flight import Ration
 from kvobs.model import Emit, FlightRecord, HookFailed
 from kvobs.sources._torch_handle import CUDA, Torch
@@ -74,6 +75,7 @@ class OomObserver:
         try:
             if not self._active():
                 return
+            note_verdict(device, requested, None)
             if not self._lock.acquire(blocking=False):
                 self._skipped += 1
                 return
@@ -122,7 +124,9 @@ class OomObserver:
         try:
             stream = self._handle.current_stream(self._kind, device)
             exact = self._kind != CUDA  # whose observers are told the segment that was asked of the device
-            return retry(segments, self._handle.settings()[0], device, stream, requested, allowed, free, exact=exact)
+            found = retry(segments, self._handle.settings()[0], device, stream, requested, allowed, free, exact=exact)
+            note_verdict(device, requested, found["verdict"])
+            return found
         except Exception as error:
             return {"verdict": None, "reason": f"It could not be told ({type(error).__name__})."}
 

@@ -150,6 +150,8 @@ TABLE = {
     "kvobs.breaker.late": ("counter", "{action}", "kvobs_breaker_late_total"),
     "kvobs.breaker.regained": ("counter", "By", "kvobs_breaker_regained_bytes_total"),
     "kvobs.admission.requests": ("counter", "{request}", "kvobs_admission_requests_total"),
+    "kvobs.http.requests": ("counter", "{request}", "kvobs_http_requests_total"),
+    "kvobs.http.failures": ("counter", "{request}", "kvobs_http_failures_total"),
     "kvobs.breaker.action.duration": ("histogram", "s", "kvobs_breaker_action_duration_seconds"),
     "kvobs.flight.records": ("counter", "{record}", "kvobs_flight_records_total"),
     "kvobs.self.events": ("counter", "{event}", "kvobs_self_events_total"),
