@@ -67,7 +67,8 @@ def _row(table: Mapping[str, Any], where: str) -> ErrorRow:
             near = difflib.get_close_matches(key, KEYS, n=1)
             raise ValueError(f"{where} has no key {key!r}; "
                              + (f"did you mean {near[0]!r}?" if near else "allowed are " + ", ".join(KEYS)))
-    given: dict[str, Any] = {"error_class": table.get("class", ""), **{key: table[key] for key in table if key != "class"}}
+    given: dict[str, Any] = {"error_class": table.get("class", ""),
+                             **{key: table[key] for key in table if key != "class"}}
     for key, value in given.items():
         good = {"types": _all(value, str), "codes": _all(value, int, str), "vague": isinstance(value, bool)}
         if not good.get(key, isinstance(value, str)):

@@ -20,6 +20,7 @@ from tests.bench import (
     dashboards,
     decode,
     deep,
+    errors,
     explain,
     frame,
     guard,
@@ -41,8 +42,9 @@ MEASUREMENTS: dict[str, Measurement] = {
     "hooks": hooks.measure, "deep": deep.measure, "guard": guard.measure, "frame": frame.measure,
     "view": view.measure, "decode": decode.measure, "passthrough": passthrough.measure,
     "pipeline": pipeline.measure, "memory": memory.measure, "scrape": scrape.measure, "imports": imports.measure,
-    "children": children.measure, "breaker": breaker.measure, "explain": explain.measure, "probe": probe.measure,
-    "vgpu": vgpu.measure, "vllm": vllm.measure, "vllm_server": _vllm_server.measure, "dashboards": dashboards.measure,
+    "children": children.measure, "breaker": breaker.measure, "errors": errors.measure, "explain": explain.measure,
+    "probe": probe.measure, "vgpu": vgpu.measure, "vllm": vllm.measure, "vllm_server": _vllm_server.measure,
+    "dashboards": dashboards.measure,
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvobs.config import SETTINGS, Config, ConfigError, default_store, load, parse_size
+from kvobs.config import SETTINGS, Config, ConfigError, ErrorRow, default_store, load, parse_size
 
 # Setting: (text, value) pairs that are accepted, and texts that are refused. Written by hand.
 ACCEPTED: dict[str, list[tuple[str, object]]] = {
@@ -231,3 +231,49 @@ def test_the_default_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sizes(text: str, size: int) -> None:
     """Sizes are whole numbers of bytes or of binary units."""
     assert parse_size(text) == size
+
+
+ERRORS = """
+[[error]]
+class = "db_deadlock"
+types = ["shop.store.LockLost"]
+
+[[error]]
+class = "quota"
+message = "quota (was )?exceeded"
+codes = [402, "P0001"]
+vague = true
+"""
+
+
+def test_rows_of_errors_come_from_the_file(file: Path) -> None:
+    """Each ``[[error]]`` table is a row, in order; without any there is none."""
+    file.write_text("deep = true\n" + ERRORS)
+    found = load({"KVOBS_CONFIG": str(file)})
+    assert found.deep
+    assert found.errors == (
+        ErrorRow(error_class="db_deadlock", types=("shop.store.LockLost",)),
+        ErrorRow(error_class="quota", message="quota (was )?exceeded", codes=(402, "P0001"), vague=True))
+    assert load({}).errors == ()
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("error = 1", "error must be tables, each headed [[error]]"),
+    ('[[error]]\nclas = "x"', "[[error]] number 1 has no key 'clas'; did you mean 'class'?"),
+    ('[[error]]\ntypes = ["a.b"]', "[[error]] number 1 has the class ''; it must be a name of small letters"),
+    ('[[error]]\nclass = "Bad Name"\ntypes = ["a.b"]', "[[error]] number 1 has the class 'Bad Name'; it must be"),
+    ('[[error]]\nclass = "x"', "[[error]] number 1 needs types, a message or codes"),
+    ('[[error]]\nclass = "x"\ntypes = "a.b"', "[[error]] number 1 has the types 'a.b'; it must be a list"),
+    ('[[error]]\nclass = "x"\ntypes = ["b"]', "[[error]] number 1 names the type 'b'; types are a list"),
+    ('[[error]]\nclass = "x"\nmessage = "("', "[[error]] number 1 has the message '(', which is no regular"),
+    ('[[error]]\nclass = "x"\ncodes = [1.5]', "[[error]] number 1 has the codes [1.5]; it must be a list"),
+    ('[[error]]\nclass = "x"\ncodes = [true]', "[[error]] number 1 has the codes [True]; it must be a list"),
+    ('[[error]]\nclass = 3\ncodes = [1]', "[[error]] number 1 has the class 3; it must be a name"),
+    ('[[error]]\nclass = "x"\nmessage = "x"\n' * 33, "there are 33 [[error]] tables; allowed are 32")])
+def test_bad_rows_of_errors_are_refused(file: Path, text: str, why: str) -> None:
+    """A refusal names the file, the table, what is wrong and what is allowed."""
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load({"KVOBS_CONFIG": str(file)})
+    assert str(caught.value).startswith(f"In {file}, {why}")
+    assert str(caught.value).endswith(".")
