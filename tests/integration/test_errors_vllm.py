@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 pytest.importorskip("opentelemetry.proto", reason="The OTLP exporters are not installed (extra otel).")
+from kvobs.catalog import BY_NAME
 from kvobs.store import StoreReader
 from tests.asgi import CHAT
 from tests.integration.test_asgi_vllm import chat, generated
@@ -21,8 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.peer]
 
 def counted(store: Path, metric: str) -> dict[tuple[str, ...], float]:
     """The latest value of each point of a counter, health checks and scrapes included."""
-    return {tuple(point.attributes): point.value for point in StoreReader(store).points(metric)
-            if point.value and isinstance(point.value, float | int)}
+    names = BY_NAME[metric].attributes
+    return {tuple(point.attributes[name] for name in names): point.value
+            for point in StoreReader(store).points(metric) if point.value}
 
 
 def test_vllm_counts_how_requests_end(tmp_path: Path) -> None:
@@ -34,7 +36,7 @@ def test_vllm_counts_how_requests_end(tmp_path: Path) -> None:
         assert chat(server.url, "normal", stream=True)[0] == 200
         assert chat(server.url, "normal", max_tokens="many")[0] == 400
         host = urlsplit(server.url)
-        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2_000,
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400,
                            "ignore_eos": True, "stream": True}).encode()
         with socket.create_connection((str(host.hostname), host.port or 0), timeout=60) as client:
             client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
