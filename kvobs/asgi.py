@@ -1,5 +1,7 @@
 """Middleware for any ASGI server: requests pass the breaker's gate, or wait, or are refused, or get fewer tokens.
 
+``ErrorMiddleware(app)`` counts how requests end and tells failures apart (``kvobs.errors``).
+
 ``BreakerMiddleware(app)`` reads the decision boards of its own process group's engines, beside the store that the
 configuration names; vLLM takes it as ``--middleware kvobs.asgi.BreakerMiddleware``. Without a board, with a stale one
 and in mode ``observe`` requests and answers pass as they are.
@@ -68,6 +70,11 @@ def totals() -> Counter[Outcome]:
     for one in list(_living):
         found.update(one.counts)
     return found
+
+
+def in_use() -> bool:
+    """Whether this process has a ``BreakerMiddleware``."""
+    return len(_living) > 0
 
 
 class BreakerMiddleware:

@@ -74,8 +74,9 @@ def _row(table: Mapping[str, Any], where: str) -> ErrorRow:
         if not good.get(key, isinstance(value, str)):
             name = "class" if key == "error_class" else key
             raise ValueError(f"{where} has the {name} {value!r}; it must be {KEYS[name]}")
+    row: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     try:
-        return ErrorRow(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+        return ErrorRow(**row)
     except ValueError as error:
         raise ValueError(f"{where} {error}") from None
 

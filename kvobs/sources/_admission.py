@@ -9,7 +9,7 @@ from kvobs.model import Availability, Emit, Event, Poll
 
 SOURCE = "admission"
 MODULE = "kvobs.asgi"
-ABSENT = "The middleware kvobs.asgi is not used in this process."
+ABSENT = "No kvobs.asgi.BreakerMiddleware is used in this process."
 
 
 class AdmissionSource:
@@ -32,5 +32,6 @@ class AdmissionSource:
 
     def availability(self) -> Iterable[Availability]:
         """Whether the middleware is there."""
-        there = MODULE in sys.modules
+        module = sys.modules.get(MODULE)
+        there = module is not None and module.in_use()
         yield Availability(SOURCE, there, "" if there else ABSENT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,3 +189,22 @@ def test_a_forked_child_counts_anew() -> None:
     tally.after_fork_in_child()
     assert counts() == ({}, {})
     assert tally.requests() == dict.fromkeys([("asgi", name) for name in ("ok", "refused", "failed", "cancelled")], 0)
+
+
+def test_the_other_middleware_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That kvobs.asgi was imported for this middleware does not mean that requests pass the breaker's."""
+    from kvobs import asgi
+    from kvobs.sources._admission import AdmissionSource
+
+    monkeypatch.setattr(asgi, "_living", weakref.WeakSet())
+
+    def there() -> bool:
+        gc.collect()
+        (fact,) = AdmissionSource().availability()
+        return fact.available
+
+    assert not there()
+    made = asgi.BreakerMiddleware(answers(START, END), board="/nowhere")
+    assert there()
+    del made
+    assert not there()
