@@ -7,14 +7,17 @@ put rows before the built-in ones. The middleware is in ``kvobs.asgi`` and ``kvo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvobs.config import ErrorRow
 from kvobs.errors._classes import CLASSES, MEANINGS, of_status
-from kvobs.errors._classify import Table
 from kvobs.errors._end import rules
-from kvobs.errors._rows import ROWS
 from kvobs.errors._tally import tally
 from kvobs.errors._verdicts import note as note_verdict
+
+if TYPE_CHECKING:
+    from kvobs.errors._classify import Table
+    from kvobs.errors._rows import ROWS
 
 
 def classify(error: BaseException) -> str:
@@ -44,6 +47,14 @@ def remove(row: ErrorRow) -> None:
         ValueError: it is not there.
     """
     rules.remove(row)
+
+
+def __getattr__(name: str) -> object:
+    if name in ("ROWS", "Table"):  # most processes need neither
+        from kvobs.errors import _classify
+
+        return getattr(_classify, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = ["CLASSES", "MEANINGS", "ROWS", "ErrorRow", "Table", "add", "classify", "note_verdict", "of_status", "remove",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
 from kvobs import config
 from kvobs.errors import _classes
-from kvobs.errors._classify import Table
 from kvobs.errors._tally import CANCELLED, FAILED, OK, REFUSED, START, STREAM, tally
+
+if TYPE_CHECKING:
+    from kvobs.errors._classify import Table
 
 _log = logging.getLogger("kvobs")
 OUTCOME = "kvobs.outcome"
@@ -26,6 +29,8 @@ class Rules:
     def table(self) -> Table:
         """Made when it is first needed; where the configuration is refused, without the file's rows."""
         if self._table is None:
+            from kvobs.errors._classify import Table  # most processes never fail
+
             self._table = Table().with_rows((*self._added, *_configured()))
         return self._table
 
