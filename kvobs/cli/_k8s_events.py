@@ -38,42 +38,50 @@ def k8s_events(pod: Annotated[str, typer.Option(envvar="POD_NAME", help="The pod
     """Write breaker transitions, out-of-memory errors and burning budgets as Kubernetes events on the pod."""
     loaded = config.load()
     place = store if store is not None else loaded.store
-    if place is None or not place.exists():
-        raise Refused("The store is off in this configuration; name one with --store." if place is None
-                      else f"There is no store at {place}; name one with --store.")
+    if place is None:
+        raise Refused("The store is off in this configuration; name one with --store.")
     from kvobs.cli import k8s
     from kvobs.store import StoreError, StoreReader
 
     try:
         api, target = k8s.connect(namespace, pod, kubeconfig, server)
         recorder = k8s.Recorder(api, target, loaded.jaeger_url)
-        watch = k8s.Watch(StoreReader(place))
         if once:
             now = time.time_ns()
-            recorder.add(watch.facts(now - int(once * SECOND_NS), now))
+            recorder.add(k8s.Watch(StoreReader(place)).facts(now - int(once * SECOND_NS), now))
             written = recorder.write(now)
             if recorder.problem:
                 raise Refused(recorder.problem)
             say(f"{written} events were written." if written != 1 else "1 event was written.")
             return
         say(f"Events of {place} go to the pod {namespace}/{pod}.")
-        _follow(watch, recorder, every)
+        _follow(place, recorder, every)
     except (k8s.ApiError, StoreError) as error:
         raise Refused(str(error)) from None
 
 
-def _follow(watch: k8s.Watch, recorder: k8s.Recorder, every: float) -> None:
+def _follow(place: Path, recorder: k8s.Recorder, every: float) -> None:
+    """Until a signal; a store that is not there yet, or not readable now, is looked for again."""
+    from kvobs.cli.k8s import Watch
+    from kvobs.store import StoreError, StoreReader
+
+    watch: Watch | None = None
     told, seen = "", time.time_ns() - LAG_NS
     with _ended() as ended:
         while not ended.wait(every):
-            now = time.time_ns()
-            if now - LAG_NS > seen:  # a clock that was set back reads nothing twice
-                recorder.add(watch.facts(seen, now - LAG_NS))
-                seen = now - LAG_NS
+            now, problem = time.time_ns(), ""
+            try:
+                watch = watch or Watch(StoreReader(place))
+                if now - LAG_NS > seen:  # a clock that was set back reads nothing twice
+                    recorder.add(watch.facts(seen, now - LAG_NS))
+                    seen = now - LAG_NS
+            except StoreError as error:
+                problem = str(error)
             recorder.write(now)
-            if recorder.problem and recorder.problem != told:
-                print(f"kvobs: {plain(recorder.problem)} {recorder.pending} events wait.", file=sys.stderr, flush=True)
-            told = recorder.problem
+            problem = problem or recorder.problem
+            if problem and problem != told:
+                print(f"kvobs: {plain(problem)} {recorder.pending} events wait.", file=sys.stderr, flush=True)
+            told = problem
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ from kvobs.cli import main
 from kvobs.cli.k8s import ApiError, Fact, Recorder, connect
 from kvobs.store import StoreWriter
 from tests.events import ORIGIN, turn
-from tests.support import ROOT, free_port
+from tests.support import ROOT, child_environment, free_port, wait_until
 
 VERSION = "1.31"
 TRACE = "ab" * 16
@@ -205,3 +208,28 @@ def test_the_role_is_valid_and_allows_just_what_is_asked(cluster: Cluster) -> No
         mine.write(WALL + at * SECOND)
     verbs = {"GET": "get", "POST": "create", "PATCH": "patch"}
     assert {(kind, verbs[method]) for method, kind in cluster.requests()} == rules
+
+
+def test_the_command_follows_the_store_until_it_is_ended(cluster: Cluster, tmp_path: Path) -> None:
+    """What happens after its start becomes an event, in a store that came later, and on SIGTERM it ends with 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvobs", "k8s-events", "--pod", "engine-0", "--namespace", "chat", "--every", "1",
+         "--server", cluster.address, "--store", str(tmp_path / "store")], cwd=ROOT, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment())
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"Events of {tmp_path / 'store'} go to the pod chat/engine-0.\n"
+        # Only now is there a store; that there was none is said once at most.
+        writer = StoreWriter(tmp_path / "store", 64 * 1024**2, "p")
+        writer.write([model.OutOfMemory(time.monotonic_ns(), ORIGIN, "anna", "no room")])
+        writer.close()
+        wait_until(cluster.events, what="the event")
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=30)[0].splitlines()
+        assert said in ([], [f"kvobs: There is no store at {tmp_path / 'store'}; name a kvobs store or a directory of "
+                             "stores. 0 events wait."])
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [(one["reason"], one["count"]) for one in cluster.events()] == [("OutOfMemory", 1)]
