@@ -75,7 +75,7 @@ def test_without_the_client_the_command_says_what_to_install(tmp_path: Path, mon
     monkeypatch.delitem(sys.modules, "kubernetes.client", raising=False)
     assert main(["k8s-events", "--pod", "p", "--namespace", "n", "--store", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        'kvobs: Kubernetes events need the official client; install with: pip install "kubernetes>=30".\n')
+        "kvobs: Kubernetes events need the official client; install with: pip install 'kvobs[k8s]'.\n")
     monkeypatch.delenv("POD_NAME", raising=False)
     assert main(["k8s-events", "--namespace", "n"]) == 2
     assert "--pod" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 from kvobs.cli.k8s._recorder import Api, ApiError, Pod
 
 TIMEOUT_S = 10.0
-MISSING = 'Kubernetes events need the official client; install with: pip install "kubernetes>=30".'
+MISSING = "Kubernetes events need the official client; install with: pip install 'kvobs[k8s]'."
 
 
 class _Events:
