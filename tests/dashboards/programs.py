@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from kvobs.asgi import BreakerMiddleware
+from kvobs.asgi import BreakerMiddleware, ErrorMiddleware
 from kvobs.lab.scenarios import fragmentation as fragmented
 from kvobs.lab.scenarios import oom
 from kvobs.lab.scenarios._engine import MIB, Engine
@@ -221,7 +221,7 @@ def pressure() -> dict[str, Play]:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    guarded = BreakerMiddleware(app)
+    guarded = ErrorMiddleware(BreakerMiddleware(app))
 
     async def ask(name: str, priority: str) -> None:
         async def receive() -> Any:

@@ -18,7 +18,8 @@ SCRAPED = dict.fromkeys((
     "kvobs.engine.kv.evicted.chunks", "kvobs.engine.kv.failures", "kvobs.engine.migration.*", "kvobs.engine.rejected",
     "kvobs.engine.scrape.dropped"), OTHERS)
 UNTOLD = {"kvobs.window.allocation.variance":
-          "no source tells single allocations, which it is made of; they are counted by bucket instead"}
+          "no source tells single allocations, which it is made of; they are counted by bucket instead",
+          "kvobs.self.store.pruned": "no scenario lives as long as a retention"}
 SERVING = dict.fromkeys((
     "kvobs.kv.block.touches", "kvobs.kv.block.evictions", "kvobs.kv.eviction.*", "kvobs.kv.admission.failures",
     "kvobs.kv.preemption.tokens", "kvobs.kv.recomputed", "kvobs.prefix.*", "kvobs.kv.tail", "kvobs.kv.tail.usage",

@@ -8,6 +8,7 @@ from kvobs.dashboards._promql import deviation, each, observed, quantile, rate, 
 from kvobs.dashboards.boards._shared import NO_BRIDGE, NO_STEPS, NO_TURNS, NO_WINDOW, NONE_COUNTED
 
 NO_ENGINE = "no serving engine"
+NO_MIDDLEWARE = "no middleware for errors"
 TOOK = "gen_ai.server.request.duration"
 FIRST = "gen_ai.server.time_to_first_token"
 EACH = "gen_ai.server.time_per_output_token"
@@ -37,6 +38,10 @@ SYMPTOM = Section("Symptom: what users feel", (
           *(query(quantile(q, TOOK), f"p{q * 100:g}", exemplars=q == 0.95) for q in (0.5, 0.95, 0.99)),
           absent=NO_TURNS),
     lines("Turns by outcome", "How do turns end?", rate("kvobs.turns", "model", "outcome"), absent=NO_TURNS),
+    lines("HTTP requests by outcome", "How do requests at the middleware for errors end?",
+          rate("kvobs.http.requests", "server", "outcome"), absent=NO_MIDDLEWARE),
+    lines("HTTP failures by class", "What do requests fail of?",
+          rate("kvobs.http.failures", "error_type", "phase"), absent=NO_MIDDLEWARE),
     lines("Calls that ran out of memory", "Which model's calls ran out of memory?",
           rate("kvobs.out_of_memory", "model"),
           absent=NONE_COUNTED),
