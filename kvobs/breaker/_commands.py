@@ -68,7 +68,7 @@ def _read(path: Path) -> Command | None:
         finally:
             os.close(descriptor)
         return msgspec.json.decode(data, type=Command) if len(data) <= MOST_BYTES else None
-    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):  # of old msgspec it is no ValueError
         return None
 
 
