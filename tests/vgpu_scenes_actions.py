@@ -167,6 +167,23 @@ def recalled() -> dict[str, Any]:
                 "same": same, "back": back}
 
 
+def ended() -> dict[str, Any]:
+    """Observation ends after idle sessions were recalled to a device of which half and room for three of them is free:
+    how many are away before and after it.
+    """
+    with caches(FIRST, idle_ns=1) as engine:
+        sessions = [_wide(engine, seed) for seed in range(8)]
+        size = sum(tensor.nbytes for tensor in _tensors(sessions[0]))
+        engine.order("offload")
+        torch.accelerator.empty_cache()
+        half = torch.vgpu.mem_get_info(0)[1] // 2
+        hog = torch.empty(int(half - _stat("allocated_bytes") - 3.5 * size), dtype=torch.uint8, device=FIRST)
+        engine.order("offload", undo=True)
+        before = sum(tensor.device.type == "cpu" for tensor in _tensors(*sessions)) // len(_tensors(sessions[0]))
+    after = sum(tensor.device.type == "cpu" for tensor in _tensors(*sessions))
+    return {"before": before, "after": after, "hog": hog.numel()}
+
+
 def unseen() -> dict[str, Any]:
     """A session that lies in host memory is used while observation pauses, and after it was uninstalled."""
     with caches(FIRST, idle_ns=1) as engine:

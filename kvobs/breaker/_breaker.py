@@ -235,9 +235,13 @@ class Breaker:
         until_ns, limit_ns = now_ns + PATIENCE_NS, LIMITS_NS[level - 1]
         for actuator in actuators:
             try:
+                if again and getattr(actuator, "waiting", False):
+                    continue  # its engine has not come to a safe point since
                 for one in actuator.capabilities():
+                    if one.level != level:
+                        continue
                     wanted = one.again and actuator.plan(one.kind).bytes if again else one.reversible or not undo
-                    if one.level == level and wanted:
+                    if wanted:
                         actuator.submit(model.Order(level, one.kind, self._orders, until_ns, undo, limit_ns))
             except Exception as error:
                 self._say(f"the actuator {getattr(actuator, 'name', type(actuator).__name__)}", error)

@@ -69,6 +69,12 @@ def test_what_is_recalled_leaves_room() -> None:
     assert seen["back"] == ["vgpu:0"]
 
 
+def test_the_end_of_observation_brings_everything_back() -> None:
+    """What was left in host memory to keep half of a device free is brought back once nobody would act again."""
+    seen = scene("ended")
+    assert (seen["before"], seen["after"]) == (5, 0)
+
+
 def test_what_is_away_comes_back_where_nobody_watches() -> None:
     """While observation pauses, and after it has ended, a session in host memory answers as ever."""
     assert scene("unseen") == {"before": ["cpu"], "paused": True, "closed": ["vgpu:0"], "later": True}

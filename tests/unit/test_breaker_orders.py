@@ -180,11 +180,17 @@ class Again(Hands):
     """Its offload acts on what is there: ``idle`` bytes, which its plan tells."""
 
     idle = 0
+    waiting = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[str] = []
 
     def capabilities(self) -> Sequence[model.Capability]:
         return [model.Capability(1, "chunk", True, ""), model.Capability(2, "offload", True, "", again=True)]
 
     def plan(self, kind: str) -> model.Effect:
+        self.asked.append(kind)
         return model.Effect(self.idle, None)
 
 
@@ -211,6 +217,21 @@ def test_what_acts_on_what_is_there_is_ordered_again_while_its_level_is_open() -
     watched.idle = 7
     Scene(OBSERVE, watched).under(2.5, 9)
     assert watched.orders == []
+
+
+def test_who_has_an_order_waiting_is_not_given_another_again() -> None:
+    """While an engine makes a long pass its order stays the newest one; and only plans of the open level are asked for."""
+    hands = Again("caches")
+    scene = Scene(ACT, hands)
+    scene.under(2.5, 4)
+    hands.idle, hands.waiting, before = 7, True, len(hands.orders)
+    hands.asked.clear()
+    scene.under(2.5, 4)
+    assert (len(hands.orders), hands.asked) == (before, [])
+    hands.waiting = False
+    scene.under(2.5, 2)
+    assert orders(hands)[before:] == 2 * [(2, "offload", False)]
+    assert hands.asked == ["offload", "offload"]
 
 
 def test_a_plan_that_fails_is_said_once_and_the_others_are_ordered_again() -> None:

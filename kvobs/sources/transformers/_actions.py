@@ -82,6 +82,9 @@ class Actions:
         self.point.close()
         self.growth.plain()
         if self.growth.any_away():
+            with contextlib.suppress(Exception):
+                self._moves.fetch_all(find_device(), left=0.0)
+        if self.growth.any_away():
             _log.warning("kvobs: some caches have no room on their device and stay in host memory until they are used.")
         self._registry = None
 

@@ -41,8 +41,8 @@ class Device(msgspec.Struct):
             return 0
         return sum(int(self.torch.stats(index)[family]["all"]["current"]) for index in range(self.torch.device_count()))
 
-    def spare(self) -> list[float]:
-        """Bytes that each device has free beyond the share ``LEFT`` of what this process may have there."""
+    def spare(self, left: float) -> list[float]:
+        """Bytes that each device has free beyond the share ``left`` of what this process may have there."""
         found: list[float] = []
         for index in range(self.torch.device_count()) if self.torch is not None else ():
             assert self.torch is not None
@@ -51,7 +51,7 @@ class Device(msgspec.Struct):
                                                                                        "allocated_bytes"))
             free, allowed = self.torch.free_bytes(self.kind, index) if reserved else (0, None)
             whole = reserved + (free if allowed is None else min(free, max(allowed - reserved, 0)))
-            found.append((1 - LEFT) * whole - allocated)
+            found.append((1 - left) * whole - allocated)
         return found
 
     def synchronise(self) -> None:
@@ -278,12 +278,13 @@ class Moves:
         self._tell(record)
         return True
 
-    def fetch_all(self, device: Device) -> int:
-        """Bring back what is away, the latest used first, while half of a device stays free; how many caches stay away.
+    def fetch_all(self, device: Device, left: float = LEFT) -> int:
+        """Bring back what is away, the latest used first, while the share ``left`` of a device stays free; how many
+        caches stay away.
 
         Whoever is used comes back anyway, and an engine that gave memory up because it was short would be so again.
         """
-        room = device.spare()
+        room = device.spare(left)
         failed = 0
         for record in sorted(self._everything(), key=lambda one: one.used_ns or 0, reverse=True):
             away = [layer for layer in record.layers() or () if self._growth.is_away(layer)]
