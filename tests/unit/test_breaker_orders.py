@@ -220,7 +220,7 @@ def test_what_acts_on_what_is_there_is_ordered_again_while_its_level_is_open() -
 
 
 def test_who_has_an_order_waiting_is_not_given_another_again() -> None:
-    """While an engine makes a long pass its order stays the newest one; and only plans of the open level are asked for."""
+    """While an engine makes a long pass its order stays the newest; only plans of the open level are asked for."""
     hands = Again("caches")
     scene = Scene(ACT, hands)
     scene.under(2.5, 4)
