@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -182,7 +183,7 @@ def pushed(work: Callable[[trace.Tracer], None], rules: Rules | None) -> tuple[l
 
     def lose(number: int) -> None:
         lost[0] += number
-    own = Traces({}, "p", taken, lose, rules=rules)
+    own = Traces(os.environ, "p", taken, lose, rules=rules)
     work(own.provider.get_tracer("kvobs"))
     assert own.queue is not None
     own.queue.pusher.wait(own.queue.pusher.ask(), 30)
@@ -224,7 +225,7 @@ def test_a_span_that_cannot_be_searched_is_lost_and_counted(monkeypatch: pytest.
 @pytest.mark.usefixtures("command_line")
 def test_the_resource_of_metrics_is_masked_too() -> None:
     """Traces and metrics name the same process the same way."""
-    meters = Meters({}, "p", Taken(), lambda _: None, Rules(payloads=False))
+    meters = Meters(os.environ, "p", Taken(), lambda _: None, Rules(payloads=False))
     meters.provider.get_meter("x").create_counter("c").add(1)
     data = meters._reader.get_metrics_data()
     assert data is not None
