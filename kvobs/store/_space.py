@@ -111,11 +111,13 @@ def survey(directory: Path) -> list[Store]:
 
 
 def is_alive(store: Path) -> bool:
-    """Whether some process holds the store's lock."""
+    """Whether some process holds the store's lock. One that cannot be asked (another user's) counts as held."""
     try:
         descriptor = os.open(lock_path(store), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
