@@ -44,15 +44,19 @@ class Retention:
         self.pruned = Pruned()
 
     def prune(self, keeper: Keeper, now_ns: int) -> None:
-        """One pass, at most once a minute unless the last one left something.
+        """One pass, at most once a minute unless the last one left something or the clock was set back since.
 
         Args:
             now_ns: Unix nanoseconds.
         Raises:
             sqlite3.Error, OSError: of the process's own store.
         """
-        if not self._keep_ns or (self._next_ns is not None and now_ns < self._next_ns):
+        if not self._keep_ns:
             return
+        if self._next_ns is not None and now_ns < self._next_ns:
+            if now_ns >= self._next_ns - EVERY_NS:
+                return
+            self._expires.clear()
         self._next_ns = now_ns + EVERY_NS
         cut, before = now_ns - self._keep_ns, msgspec.structs.replace(self.pruned)
         for store in keeper.finished():
@@ -81,10 +85,14 @@ class Retention:
             return False  # the bound is near, so it will soon be deleted whole
         try:
             rows, oldest = expire_finished(store.path, cut, store.modified_ns)
-        except (sqlite3.Error, OSError, StoreError):
-            rows, oldest = 0, None  # damaged, newer, or another user's: it goes whole when its time has come
+        except (sqlite3.OperationalError, OSError):  # in use, or another user's: perhaps not for long
+            self._expires[store.path] = now_ns + EVERY_NS
+            return len(due) > 1
+        except (sqlite3.Error, StoreError):
+            rows, oldest = 0, None  # damaged or newer: it goes whole when its time has come
         self.pruned.rows += rows
-        self._expires[store.path] = store.modified_ns + 2 * self._keep_ns if oldest is None else oldest + self._keep_ns
+        self._expires[store.path] = (max(store.modified_ns + 2 * self._keep_ns, now_ns + EVERY_NS) if oldest is None
+                                     else oldest + self._keep_ns)
         return len(due) > 1 or self._expires[store.path] <= now_ns
 
     def _say(self, before: Pruned) -> None:
@@ -102,6 +110,8 @@ def expire_finished(path: Path, cut: int, modified_ns: int) -> tuple[int, int | 
         StoreError: it is no store of this version or an older one.
         sqlite3.Error, OSError: it cannot be used.
     """
+    if path.is_symlink() or not path.is_file():  # a link's store has its lock elsewhere; SQLite would make a missing one
+        raise StoreError(f"{path} is not a file.")
     lock = _space.take_lock(_space.lock_path(path))
     if lock is None:
         raise OSError("the store is being written")
@@ -126,7 +136,7 @@ def expire_finished(path: Path, cut: int, modified_ns: int) -> tuple[int, int | 
     finally:
         file.close()
         with contextlib.suppress(OSError):
-            os.utime(path, ns=(modified_ns, modified_ns))
+            os.utime(path, ns=(modified_ns, modified_ns), follow_symlinks=False)
 
 
 def _vacuum(file: StoreFile) -> None:

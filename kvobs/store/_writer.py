@@ -53,7 +53,7 @@ class StoreWriter:
         self._directory = Path(directory)
         self._process = process_id
         self._endpoint = endpoint
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._anchor_ns, self._anchor_wall_ns = clock(), wall()
         self._batch = Batch(self.wall_ns, lambda: self.wall_ns(clock()), WAITING_RECORDS)
         self._waiting: deque[Piece] = deque()
@@ -159,7 +159,8 @@ class StoreWriter:
 
     def _prune(self) -> None:
         file = self._keeper.file
-        self._retention.prune(self._keeper, self.wall_ns(self._clock()))
+        # A clock that was wrong at the start and was set since must not make what is young look old.
+        self._retention.prune(self._keeper, min(self.wall_ns(self._clock()), self._wall()))
         self._note_successor(file)
 
     def _put(self, piece: Piece) -> int | None:
