@@ -110,7 +110,7 @@ def expire_finished(path: Path, cut: int, modified_ns: int) -> tuple[int, int | 
         StoreError: it is no store of this version or an older one.
         sqlite3.Error, OSError: it cannot be used.
     """
-    if path.is_symlink() or not path.is_file():  # a link's store has its lock elsewhere; SQLite would make a missing one
+    if path.is_symlink() or not path.is_file():  # a link's lock is elsewhere, and SQLite would make a missing file
         raise StoreError(f"{path} is not a file.")
     lock = _space.take_lock(_space.lock_path(path))
     if lock is None:
