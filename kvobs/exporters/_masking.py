@@ -5,6 +5,7 @@ An ended span is shared by all processors of a provider and must not be changed,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanProcessor
 from opentelemetry.trace import Link, Status
 
 from kvobs.exporters._deny import Rules
+
+_log = logging.getLogger("kvobs")
 
 
 class _Copy(ReadableSpan):
@@ -91,20 +94,29 @@ class MaskingProcessor(SpanProcessor):
     """Gives the processor after it masked spans: ``add_span_processor(MaskingProcessor(BatchSpanProcessor(…)))``.
 
     It protects only what goes through it: other processors of the provider get the spans as they are. A span that
-    cannot be searched is not passed on.
+    cannot be searched is not passed on: ``dropped`` counts them, and the first is logged.
     """
 
     def __init__(self, after: SpanProcessor, *, payloads: bool = True) -> None:
         """``payloads``: also mask message contents, token ids, headers and parameters of queries."""
         self._after, self._rules = after, Rules(payloads=payloads)
+        self.dropped = 0
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Pass it on."""
         self._after.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Pass a masked copy on."""
-        self._after.on_end(masked_span(span, self._rules))
+        """Pass a masked copy on. What the next processor raises is the application's, as it is without the mask."""
+        try:
+            masked = masked_span(span, self._rules)
+        except Exception as error:  # what cannot be searched may hold anything, and so may the error's text
+            self.dropped += 1
+            if self.dropped == 1:
+                _log.warning("kvobs: a span could not be masked (%s) and is dropped, as are further ones; the "
+                             "application is not affected.", type(error).__name__)
+            return
+        self._after.on_end(masked)
 
     def shutdown(self) -> None:
         """Pass it on."""

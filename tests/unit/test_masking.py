@@ -23,7 +23,7 @@ from kvobs import spans
 from kvobs.config import load
 from kvobs.exporters import OtelExporter, _sdk, masking_processor
 from kvobs.exporters._deny import MASKED, Rules
-from kvobs.exporters._masking import masked_span
+from kvobs.exporters._masking import MaskingProcessor, masked_span
 from kvobs.exporters._sdk import Meters, Traces
 from kvobs.exporters._tracers import MaskedTracer
 from kvobs.metrics import Metrics
@@ -220,6 +220,29 @@ def test_a_span_that_cannot_be_searched_is_lost_and_counted(monkeypatch: pytest.
     found, lost = pushed(work, rules)
     assert [span.name for span in found] == ["good", "fine"]
     assert lost == 1
+
+
+def test_a_span_that_cannot_be_searched_does_not_disturb_the_application(monkeypatch: pytest.MonkeyPatch,
+                                                                         caplog: pytest.LogCaptureFixture) -> None:
+    """Ending it raises nothing; it is not passed on, and this is counted, and said once without its contents."""
+    text = Rules.text
+
+    def fragile(rules: Rules, value: str) -> str:
+        if value == SECRET:
+            raise RuntimeError(value)
+        return text(rules, value)
+    monkeypatch.setattr(Rules, "text", fragile)
+    out = InMemorySpanExporter()
+    provider, processor = TracerProvider(shutdown_on_exit=False), MaskingProcessor(SimpleSpanProcessor(out))
+    provider.add_span_processor(processor)
+    for name in ("good", SECRET, SECRET, "fine"):
+        provider.get_tracer("test").start_span(name).end()
+    provider.shutdown()
+    assert [span.name for span in out.get_finished_spans()] == ["good", "fine"]
+    assert processor.dropped == 2
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "kvobs"]
+    assert "RuntimeError" in said
+    assert SECRET not in said
 
 
 @pytest.mark.usefixtures("command_line")
