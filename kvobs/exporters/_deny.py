@@ -128,6 +128,9 @@ def mask_text(text: str) -> str:
     return _DIGITS.sub(_cards, text)
 
 
+_NUMBERS = frozenset({int, float, bool, type(None)})
+
+
 def _keep(found: re.Match[str]) -> str:
     return found["keep"] + MASKED
 
@@ -168,6 +171,8 @@ class Rules:
             pairs = self.attributes(value)
             return value if pairs is None else pairs
         if isinstance(value, Sequence):
+            if _NUMBERS.issuperset(map(type, value)):  # token ids may be many
+                return value
             items = [self._within(item) for item in value]
             return value if all(new is old for new, old in zip(items, value, strict=True)) else tuple(items)
         return value

@@ -123,6 +123,33 @@ def test_secrets_within_sequences_and_mappings_are_masked() -> None:
     assert rules.attributes({"a": "b", "c": (1, "d")}) is None
 
 
+class Counted(Rules):
+    """Counts how many values are looked into."""
+
+    def __init__(self) -> None:
+        super().__init__(payloads=True)
+        self.looks = 0
+
+    def _within(self, value: object) -> object:
+        self.looks += 1
+        return super()._within(value)
+
+
+@pytest.mark.parametrize("value", [tuple(range(100_000)), [0.5] * 9, [True, False], [1, None, 2], [], range(7)])
+def test_a_list_of_numbers_is_not_searched_number_by_number(value: list[object]) -> None:
+    """Token ids may be many, and this runs on the engine's thread; a key still masks them."""
+    rules = Counted()
+    assert rules.value("kvobs.ids", value) is value
+    assert rules.looks == 1
+    assert rules.value("kvobs.prompt.token_ids", value) == MASKED
+    assert rules.value("password", value) == MASKED
+
+
+def test_a_text_among_numbers_is_searched() -> None:
+    """Mappings may hold lists of several types."""
+    assert Rules(payloads=False).value("x", {"y": [1, "password=a"]}) == {"y": (1, "password=[masked]")}
+
+
 def test_the_checksum_of_cards() -> None:
     """Exactly one of ten last digits checks the others; the standard's example does."""
     assert luhn("79927398713")
