@@ -32,6 +32,9 @@ PAYLOAD_KEYS = (
     "db.query.parameter.", "db.operation.parameter.", "db.statement.parameters", "http.request.header.",
     "http.response.header.", "http.request.body", "http.response.body", "url.query", "rpc.request.metadata.",
     "rpc.response.metadata.", "input.value", "output.value", "messaging.message.body")
+# As in PGPASSWORD; not pwd, as OLDPWD is a directory.
+_TOGETHER = re.compile(r"[a-z]*(?:password|passwd|passphrase|secret|credentials?|(?:api|access|private|secret)key"
+                       r"|(?:api|access|auth|refresh|session|bearer|security)token)|idtoken")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -44,7 +47,8 @@ def secret_key(key: str, value: object) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _denied(key: str) -> tuple[bool, bool]:
     words = [word.lower() for word in _WORDS.findall(key)]
-    return (not _SECRET_WORDS.isdisjoint(words) or not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words)),
+    return (not _SECRET_WORDS.isdisjoint(words) or not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words))
+            or any(map(_TOGETHER.fullmatch, words)),
             words[-1:] == ["token"])
 
 
@@ -61,10 +65,22 @@ _NAMED = (r"(?:pass(?:word|wd|phrase)|pwd|secret|credentials?|api[_\- ]?key|(?:a
           r"[_\-]?access|signing|encryption|auth)[_\-]?key|(?:access|auth|refresh|id|session|bearer|api|security)"
           r"[_\-]?token|client[_\-]?secret|x-amz-signature|x-amz-credential)")
 _VALUE = r"(?:(?<=\")[^\"\n]{1,4096}|(?<=')[^'\n]{1,4096}|[^\s\"'&;,)}\]<>]{1,4096})"
+_LIST = (r"(?<![\"'\\])[\[(](?:'[^'\n]{0,4096}(?:'|\Z)|\"[^\"\n]{0,4096}(?:\"|\Z)|[^\])\n\"']){0,4096}"
+         r"[\])]?")
+# An option whose last word is a secret; a file, a length or a name of one is none.
+_OPTION = r"(?<![\w.\-])--?(?:[\w.\-]{0,64}?(?:" + _NAMED + r"|\bhf[_\-]?token)|token)(?![\w.\-])"
+_PROSE = (r"(?:(?<=[\"'])|(?!(?:an?|and|are|argument|flag|in|is|may|must|needs|not|of|option|or|requires|the"
+          r"|to|was|with)(?![^\s.,;:])))")
+_BETWEEN = r"(?:(?:[ \t]|\\\n){1,16}+[\"']?|[\"']\s{0,3},?\s{1,3}[\"']?|[\"'],[\"'])"
 # The group ``keep`` stays, whatever else is found is masked.
 SHAPES: dict[str, re.Pattern[str]] = {name: re.compile(shape) for name, shape in {
     "private key": r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?s:.*?)"
                    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    # vLLM takes several keys after one option.
+    "option": r"(?i:(?P<keep>" + _OPTION + _BETWEEN + r")(?!-|\[masked\])" + _PROSE + _VALUE
+              + r"(?:(?<=[^\"'])[ \t]{1,3}(?!-)" + _MIXED + r"[A-Za-z0-9\-._~+=]{6,4096}(?=[\s\"']|\Z)){0,8})",
+    "cookie": r"(?i:(?P<keep>\b(?:set-)?cookie[\"']?\s{0,3}[:=,]\s{0,3}b?[\"']?)(?=[^\s\"'=;,]{1,256}=)"
+              r"(?:=\"[^\"\n]{0,4096}\"|[^\"'\n])+)",
     "password in a URL": r"(?P<keep>\b[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s/?#@:\"']{0,256}:)[^\s/?#\"']{1,1024}(?=@)",
     "token of JSON (JWT)": r"\beyJ[A-Za-z0-9_\-]{6,8192}\.[A-Za-z0-9_\-]{4,8192}(?:\.[A-Za-z0-9_\-]{0,8192}){0,3}",
     "authorization": r"(?i:(?P<keep>\b(?:proxy-)?authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?)(?:(?:bearer|basic|digest"
@@ -77,7 +93,7 @@ SHAPES: dict[str, re.Pattern[str]] = {name: re.compile(shape) for name, shape in
                          r"|pypi-[A-Za-z0-9_\-]{30,512}|SG\.[A-Za-z0-9_\-]{16,64}\.[A-Za-z0-9_\-]{16,64}"
                          r"|nvapi-[A-Za-z0-9_\-]{20,256}|gsk_[A-Za-z0-9]{20,256}|dop_v1_[a-f0-9]{32,128})",
     "named secret": r"(?i:(?P<keep>" + _NAMED + r"\\{0,3}[\"']?\s{0,3}(?:=>|[:=])\s{0,3}\\{0,3}[\"']?)"
-                    r"(?!\[masked\])" + _VALUE + ")",
+                    r"(?!\[masked\])(?:" + _LIST + "|" + _VALUE + "))",
     "named token": r"(?i:(?P<keep>\btoken[\"']?\s{0,3}[:=]\s{0,3}[\"']?)(?=[^\s\"'&;,]{0,64}\d)(?=[^\s\"'&;,]{0,64}"
                    r"[a-z])[A-Za-z0-9\-._~+/=]{12,4096})",
     "e-mail address": r"(?<![\w.%+\-])[\w.%+\-]{1,64}@(?:[A-Za-z0-9\-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9])",
@@ -91,7 +107,8 @@ _NETWORKS = re.compile(r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-
 
 
 _SHORT = 14  # a shorter text holds a secret only with one of these
-_ANY = re.compile(r"[@:=\d]")
+_ANY = re.compile(r"[@:=\d\-]")
+_IS_OPTION = re.compile(_OPTION, re.IGNORECASE)
 
 
 def luhn(digits: str) -> bool:
@@ -128,6 +145,7 @@ def mask_text(text: str) -> str:
     return _DIGITS.sub(_cards, text)
 
 
+_SEVERAL = re.compile(r"api[_\-]?key\Z", re.IGNORECASE)  # vLLM takes several keys after one option
 _NUMBERS = frozenset({int, float, bool, type(None)})
 
 
@@ -160,6 +178,20 @@ class Rules:
         masked = mask_text(text)
         return text if masked == text else masked
 
+    def _items(self, value: Sequence[Any]) -> list[Any]:
+        """What is shown of a list's items; those after an option that takes a secret are the secret."""
+        items, secrets = [], 0
+        for item in value:
+            word = item if isinstance(item, str) else ""
+            if secrets and word and not word.startswith("-"):
+                items.append(item if item == MASKED else MASKED)
+                secrets -= 1
+            else:
+                items.append(self._within(item))
+                option = _IS_OPTION.fullmatch(word)
+                secrets = 0 if option is None else len(value) if _SEVERAL.search(word) else 1
+        return items
+
     def _within(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.text(value)
@@ -173,6 +205,6 @@ class Rules:
         if isinstance(value, Sequence):
             if _NUMBERS.issuperset(map(type, value)):  # token ids may be many
                 return value
-            items = [self._within(item) for item in value]
+            items = self._items(value)
             return value if all(new is old for new, old in zip(items, value, strict=True)) else tuple(items)
         return value

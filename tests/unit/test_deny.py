@@ -37,6 +37,21 @@ PLANTED = [
     ("SSN 078-05-1120 found", "078-05", "SSN [masked] found"),
     ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----\nrest", "MIIE", "[masked]\nrest"),
     ("-----BEGIN PRIVATE KEY-----\nMIIE cut off he", "MIIE", "[masked]"),
+    ("run --password hunter2 now", "hunter2", "run --password [masked] now"),
+    ("vllm serve tiny --api-key SECRET --port 80", "SECRET", "vllm serve tiny --api-key [masked] --port 80"),
+    ("--api-key k1secret k2secret --port 80", "k2secret", "--api-key [masked] --port 80"),
+    ("mysql --db-password 'a b' -h x", "a b", "mysql --db-password '[masked]' -h x"),
+    ("-pwd abc", "abc", "-pwd [masked]"),
+    ("x --hf-token abc", "abc", "x --hf-token [masked]"),
+    ("x --token abc", "abc", "x --token [masked]"),
+    ("x --api-key \\\n SECRET", "SECRET", "x --api-key \\\n [masked]"),
+    ("['vllm', '--api-key', 'SECRET', '--port']", "SECRET", "['vllm', '--api-key', '[masked]', '--port']"),
+    ("Cookie: sessionid=abc; theme=dark", "abc", "Cookie: [masked]"),
+    ('set-cookie: id="a b"; Path=/; HttpOnly', "a b", "set-cookie: [masked]"),
+    ("{'Cookie': 'sid=abc; x=y', 'Accept': '*'}", "abc", "{'Cookie': '[masked]', 'Accept': '*'}"),
+    ("[(b'cookie', b'sid=abc'), 1]", "abc", "[(b'cookie', b'[masked]'), 1]"),
+    ("args: {'api_key': ['k1', 'k]2'], 'n': [1]}", "k1", "args: {'api_key': [masked], 'n': [1]}"),
+    ('api_key=("k1", "k2") cut: secrets', "k2", "api_key=[masked] cut: secrets"),
     # The card networks' own test numbers.
     *((f"paid with {number}.", number, "paid with [masked].") for number in (
         "4111111111111111", "4222222222222", "5555555555554444", "2223003122003222", "378282246310005",
@@ -44,6 +59,10 @@ PLANTED = [
     ("1 2 4111-1111-1111-1111 3", "4111-1111", "1 2 [masked] 3"),
 ]
 INNOCENT = [
+    "--password-file /run/x", "--api-key --other", "--api-key", "--max-tokens abc", "--eos-token </s>",
+    "--tokenizer tiny", "--tokenizer-mode auto", "--secret-name db", "--passwordless yes", "--api-key-header X-Key",
+    "set --password to begin", "the --api-key option is missing", "pre--password x", "['--api-key', '--port']",
+    "an option '--password' was given", "the cookie jar, x=1", "cookies: 3", "cookie: chocolate", "cookie banner = off",
     "", "Bearer authentication failed", "basic understanding of things", "token generation took 12 ms",
     "max_tokens: 512, input_tokens=17", "next token = 12", "tiny@cpu", "Llama-3.1-8B@cuda:0", "kvobs-1.2.3",
     "http://127.0.0.1:9464/metrics", "https://host:443/a@b", "grpc://host/x:y@z", "the secret of success",
@@ -58,9 +77,13 @@ INNOCENT = [
 SECRET_KEYS = ["password", "db.password", "DB_PASSWORD", "userPassword", "api_key", "apiKey", "x-api-key", "APIKey",
                "http.request.header.authorization", "http.response.header.set-cookie", "aws.secret_access_key",
                "accessToken", "refresh-token", "auth.token", "hf.token", "session_token", "db.connection_string",
+               "PGPASSWORD", "dbpassword", "clientsecret", "authtoken", "accesstoken", "sessiontoken", "OPENAIAPIKEY",
+               "userpasswd", "myapitoken", "config.refreshtoken", "awsSecretkey", "idtoken",
                "credentials", "client_secret", "user.email", "sentry.dsn", "card.number"]
 PLAIN_KEYS = ["gen_ai.usage.input_tokens", "gen_ai.token.type", "kvobs.session", "gen_ai.conversation.id", "db.system",
               "http.request.method", "kvobs.kv.bytes", "gen_ai.request.max_tokens", "compass.word", "secretary",
+              "tokenizer", "max_tokens", "passwordless", "OLDPWD", "tokens",
+              "maxtokens", "secretariat", "cookiecutter", "PGPASSFILE", "tokenizer.mode", "author_tokens",
               "key", "author", "url.full", "kvobs.cache", "bypass", "keyboard.layout", "pass"]
 
 
@@ -148,6 +171,32 @@ def test_a_list_of_numbers_is_not_searched_number_by_number(value: list[object])
 def test_a_text_among_numbers_is_searched() -> None:
     """Mappings may hold lists of several types."""
     assert Rules(payloads=False).value("x", {"y": [1, "password=a"]}) == {"y": (1, "password=[masked]")}
+
+
+ARGUMENTS = [
+    (["run", "--password", "hunter2", "x"], ("run", "--password", MASKED, "x")),
+    (["vllm", "--api-key", "k1", "k2", "--port", "80"], ("vllm", "--api-key", MASKED, MASKED, "--port", "80")),
+    (("--dbPassword", "it is"), ("--dbPassword", MASKED)),
+    (["--hf-token", "abc", "-token", "d"], ("--hf-token", MASKED, "-token", MASKED)),
+    (["--password", MASKED, "--secret", "to"], ("--password", MASKED, "--secret", MASKED)),
+]
+
+
+@pytest.mark.parametrize(("words", "left"), ARGUMENTS)
+def test_the_word_after_an_option_is_masked(words: list[str], left: tuple[str, ...]) -> None:
+    """A command line comes as a list (``process.command_args``): option and value are neighbours there."""
+    rules = Rules(payloads=False)
+    assert rules.value("process.command_args", words) == left
+    assert rules.value("process.command_args", left) is left
+
+
+@pytest.mark.parametrize("words", [
+    ["--password-file", "path"], ["--api-key", "--other", "x"], ["x", "--api-key"], ["--max-tokens", "x"],
+    ["--eos-token", "</s>"], ["--tokenizer", "tiny"], ["password", "x"], ["--password=[masked]", "x"],
+    ["--password", "", "-x", "y"], ["--token-type", "x"]])
+def test_the_word_after_another_option_stays(words: list[str]) -> None:
+    """The path of a file with a secret is none, nor is the next option."""
+    assert Rules(payloads=False).value("process.command_args", words) is words
 
 
 def test_the_checksum_of_cards() -> None:
