@@ -288,7 +288,7 @@ class StoreReader:
         """Samples of a metric in the order of time; with ``every_ns`` the last one of each such interval."""
         found: list[Point] = []
         for store in self.stores():
-            found += _points(store.path, process_of(store), metric, since_wall_ns, until_wall_ns, every_ns)
+            found += samples(store, process_of(store), metric, since_wall_ns, until_wall_ns, every_ns)
         return sorted(found, key=lambda point: point.wall_ns)
 
 
@@ -374,8 +374,10 @@ def _process(process: str, alive: bool, row: tuple[Any, ...] | None) -> Process:
     return Process(process, alive, pid, host, python, tuple(json.loads(argv)), *rest)
 
 
-def _points(path: Path, process: str, metric: str, since: int | None, until: int | None,
-            every_ns: int | None) -> list[Point]:
+def samples(store: _space.Store, process: str, metric: str, since: int | None, until: int | None = None,
+            every_ns: int | None = None) -> list[Point]:
+    """The points of one store, in no order; as ``StoreReader.points``."""
+    path = store.path
     series = {number: (json.loads(attributes), tuple(json.loads(bounds)) if bounds else None)
               for number, attributes, bounds in fetch_there(
                   path, "SELECT id, attributes, bounds FROM series WHERE metric = ?", (metric,))}

@@ -34,3 +34,19 @@ def last_traced(reader: StoreReader, *, sampled: bool) -> Stored[model.Turn] | N
     found = [Stored(process_of(store), row[0], _rows.turn_of(row))
              for store in reader.stores() for row in fetch_there(store.path, sql)]
     return max(found, key=lambda one: one.wall_ns, default=None)
+
+
+def trace_before(reader: StoreReader, process: str, session: str, since_wall_ns: int, until_wall_ns: int) -> str:
+    """The trace of the process's turn that ended last within both times; empty without one.
+
+    Args:
+        session: whose turn; empty: anybody's.
+    Raises:
+        StoreError: a store became unreadable.
+    """
+    sql = ("SELECT wall_ns, trace_id FROM turns WHERE trace_id != '' AND wall_ns BETWEEN ? AND ?"
+           f"{' AND session = ?' if session else ''} ORDER BY wall_ns DESC LIMIT 1")
+    values = (since_wall_ns, until_wall_ns, *((session,) if session else ()))
+    found = [row for store in reader.stores() if process_of(store) == process
+             for row in fetch_there(store.path, sql, values)]
+    return str(max(found)[1]) if found else ""
