@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvobs.cli import k8s
 
 SECOND_NS = 1_000_000_000
-LAG_NS = 3 * SECOND_NS  # in which a store's writer has committed what happened
+LAST_S = 5.0  # for the last look and its writes; a pod is killed after 30 s
 
 
 def k8s_events(pod: Annotated[str, typer.Option(envvar="POD_NAME", help="The pod that events are about.")],
@@ -54,34 +54,56 @@ def k8s_events(pod: Annotated[str, typer.Option(envvar="POD_NAME", help="The pod
                 raise Refused(recorder.problem)
             say(f"{written} events were written." if written != 1 else "1 event was written.")
             return
-        say(f"Events of {place} go to the pod {namespace}/{pod}.")
-        _follow(place, recorder, every)
+        _follow(place, recorder, every, f"Events of {place} go to the pod {namespace}/{pod}.")
     except (k8s.ApiError, StoreError) as error:
         raise Refused(str(error)) from None
 
 
-def _follow(place: Path, recorder: k8s.Recorder, every: float) -> None:
-    """Until a signal; a store that is not there yet, or not readable now, is looked for again."""
-    from kvobs.cli.k8s import Watch
-    from kvobs.store import StoreError, StoreReader
+class _Following:
+    """A store that is not there yet, or not readable now, is looked for again; what is wrong is said once."""
 
-    watch: Watch | None = None
-    told, seen = "", time.time_ns() - LAG_NS
+    def __init__(self, place: Path, recorder: k8s.Recorder) -> None:
+        from kvobs.cli.k8s import ALERT
+        from kvobs.store import Tail
+
+        self._place, self._recorder = place, recorder
+        self._tail = Tail(place, ALERT)
+        self._watch: k8s.Watch | None = None
+        self._told = ""
+
+    def look(self, *, last: bool = False) -> None:
+        """Write what came and is due; with ``last`` also what waits for its time."""
+        from kvobs.cli.k8s import Watch
+        from kvobs.store import StoreError, StoreReader
+
+        problem = ""
+        try:
+            self._watch = self._watch or Watch(StoreReader(self._place))
+            self._recorder.add(self._watch.told(self._tail.look()))
+        except StoreError as error:
+            problem = str(error)
+        write = self._recorder.flush if last else self._recorder.write
+        write(time.monotonic_ns())
+        problem = problem or self._recorder.problem
+        if problem and problem != self._told:
+            said = "were not written" if last else "wait"
+            print(f"kvobs: {plain(problem)} {self._recorder.pending} events {said}.", file=sys.stderr, flush=True)
+        self._told = problem
+
+
+def _follow(place: Path, recorder: k8s.Recorder, every: float, begun: str) -> None:
+    """Until a signal, and then once more: a pod that ends is when its last seconds matter."""
     with _ended() as ended:
+        following = _Following(place, recorder)
+        say(begun)
         while not ended.wait(every):
-            now, problem = time.time_ns(), ""
-            try:
-                watch = watch or Watch(StoreReader(place))
-                if now - LAG_NS > seen:  # a clock that was set back reads nothing twice
-                    recorder.add(watch.facts(seen, now - LAG_NS))
-                    seen = now - LAG_NS
-            except StoreError as error:
-                problem = str(error)
-            recorder.write(now)
-            problem = problem or recorder.problem
-            if problem and problem != told:
-                print(f"kvobs: {plain(problem)} {recorder.pending} events wait.", file=sys.stderr, flush=True)
-            told = problem
+            following.look()
+        last = threading.Thread(target=following.look, kwargs={"last": True}, daemon=True)
+        last.start()
+        last.join(LAST_S)
+        if last.is_alive():
+            print(f"kvobs: The API took more than {LAST_S:g} s; {recorder.pending} events were not written.",
+                  file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -21,8 +22,8 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=f"The sc
 import yaml
 
 from kvobs import model
-from kvobs.cli import main
-from kvobs.cli.k8s import ApiError, Fact, Recorder, connect
+from kvobs.cli import _k8s_events, main
+from kvobs.cli.k8s import ApiError, Fact, Pod, Recorder, connect
 from kvobs.store import StoreWriter
 from tests.events import ORIGIN, turn
 from tests.support import ROOT, child_environment, free_port, wait_until
@@ -159,6 +160,37 @@ def test_an_answer_that_was_lost_makes_no_second_event(cluster: Cluster) -> None
     assert (mine.pending, mine.problem) == (0, "")
 
 
+def test_at_the_end_what_waits_for_its_time_is_written(cluster: Cluster) -> None:
+    """A count within the spacing, and an event within the wait after a failure; a failure then is the last attempt."""
+    mine = recorder(cluster)
+    mine.add([fact(0)])
+    mine.write(WALL)
+    mine.add([fact(1)])
+    assert (mine.write(WALL + SECOND), mine.pending) == (0, 1)
+    assert (mine.flush(WALL + SECOND), mine.pending) == (1, 0)
+    assert [one["count"] for one in cluster.events()] == [2]
+    for method in ("post", "patch"):
+        cluster.emulator[method] << 503
+    mine.add([fact(2, subject=f"s{at}") for at in range(5)])
+    assert mine.write(WALL + 2 * SECOND) == 0
+    before = len(cluster.requests())
+    assert mine.write(WALL + 2 * SECOND) == 0  # it waits
+    assert len(cluster.requests()) == before
+    assert (mine.flush(WALL + 2 * SECOND), mine.pending) == (0, 5)
+    assert [method for method, _ in cluster.requests()[before:]] == ["POST", "PATCH"]  # the emulator kept the first
+
+
+def test_the_annotation_is_the_trace_that_the_message_names(cluster: Cluster) -> None:
+    """A repeat changes the annotation with the message; where it has no trace, none is left."""
+    mine = recorder(cluster)
+    for at, trace in enumerate((TRACE, "cd" * 16, "", TRACE)):
+        mine.add([fact(60 * at, trace_id=trace)])
+        mine.flush(WALL + 60 * at * SECOND)
+        (event,) = cluster.events()
+        assert (event["metadata"].get("annotations") or {}) == ({"kvobs/trace-id": trace} if trace else {})
+        assert (f"Trace {trace}" if trace else "It is full.") in event["message"]
+
+
 def test_an_event_that_expired_is_written_anew(cluster: Cluster) -> None:
     """Where the API no longer has the event, it is created with the whole count."""
     mine = recorder(cluster)
@@ -195,6 +227,19 @@ def test_a_pod_or_an_api_that_is_not_there_is_one_sentence(cluster: Cluster, tmp
         assert sentence in err
 
 
+@pytest.mark.parametrize("text", ["a: [1", "- 1", "5", "\x00", "clusters: 5\ncurrent-context: x\ncontexts: [1]\n"])
+def test_a_kubeconfig_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                   text: str) -> None:
+    """Broken YAML, and YAML of another shape."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "config").write_text(text)
+    assert main(["k8s-events", "--pod", "p", "--namespace", "n", "--store", str(tmp_path / "store"), "--kubeconfig",
+                 str(tmp_path / "config")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kvobs: The ")
+    assert (err.count("\n"), "Traceback" in err) == (1, False)
+
+
 def test_the_role_is_valid_and_allows_just_what_is_asked(cluster: Cluster) -> None:
     """The manifest passes the strict schemas, and its rules are the verbs that the tests above saw."""
     documents = list(yaml.safe_load_all(RBAC.read_text(encoding="utf-8")))
@@ -224,6 +269,10 @@ def test_the_command_follows_the_store_until_it_is_ended(cluster: Cluster, tmp_p
         writer.write([model.OutOfMemory(time.monotonic_ns(), ORIGIN, "anna", "no room")])
         writer.close()
         wait_until(cluster.events, what="the event")
+        # In the moment of the end a second one, within the spacing: it raises the count all the same.
+        later = StoreWriter(tmp_path / "store", 64 * 1024**2, "q")
+        later.write([model.OutOfMemory(time.monotonic_ns(), ORIGIN, "anna", "no room")])
+        later.close()
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=30)[0].splitlines()
         assert said in ([], [f"kvobs: There is no store at {tmp_path / 'store'}; name a kvobs store or a directory of "
@@ -232,4 +281,53 @@ def test_the_command_follows_the_store_until_it_is_ended(cluster: Cluster, tmp_p
     finally:
         process.kill()
         process.wait()
-    assert [(one["reason"], one["count"]) for one in cluster.events()] == [("OutOfMemory", 1)]
+    assert [(one["reason"], one["count"]) for one in cluster.events()] == [("OutOfMemory", 2)]
+
+
+@pytest.mark.parametrize("step_s", [-3_600, 3_600])
+def test_an_engine_whose_clock_is_another_is_told(cluster: Cluster, tmp_path: Path, step_s: int) -> None:
+    """The clock was set between the engine's start and the command's: what happens still becomes an event."""
+    writer = StoreWriter(tmp_path / "store", 64 * 1024**2, "p", wall=lambda: time.time_ns() + step_s * SECOND)
+    writer.write([model.OutOfMemory(time.monotonic_ns(), ORIGIN, "anna", "before")])
+    writer.commit()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvobs", "k8s-events", "--pod", "engine-0", "--namespace", "chat", "--every", "3600",
+         "--server", cluster.address, "--store", str(tmp_path / "store")], cwd=ROOT, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment())
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        writer.write([model.OutOfMemory(time.monotonic_ns(), ORIGIN, "anna", "after")])
+        writer.close()
+        process.send_signal(signal.SIGTERM)
+        assert (process.communicate(timeout=30)[0], process.returncode) == ("", 0)
+    finally:
+        process.kill()
+        process.wait()
+    assert [one["message"] for one in cluster.events()] == ["Out of memory on cpu: after"]
+
+
+def test_an_api_that_hangs_holds_up_the_end_for_a_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    """The last writes have a limit, and it is said what was not written."""
+    hung = threading.Event()
+
+    class Hanging:
+        def create(self, body: dict[str, Any]) -> None:
+            hung.wait(30)
+
+        def patch(self, name: str, change: dict[str, Any]) -> None:
+            hung.wait(30)
+
+    mine = Recorder(Hanging(), Pod("chat", "engine-0"))
+    mine.add([fact(0)])
+    monkeypatch.setattr(_k8s_events, "LAST_S", 0.05)
+    ended = threading.Event()
+    ended.set()
+    monkeypatch.setattr(_k8s_events, "_ended", lambda: contextlib.nullcontext(ended))
+    StoreWriter(tmp_path / "store", 64 * 1024**2, "p").close()
+    try:
+        _k8s_events._follow(tmp_path / "store", mine, 1, "Begun.")
+    finally:
+        hung.set()
+    assert capsys.readouterr().err == "kvobs: The API took more than 0.05 s; 1 events were not written.\n"

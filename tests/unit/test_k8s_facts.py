@@ -9,7 +9,7 @@ import pytest
 
 from kvobs import catalog, model
 from kvobs.cli import main
-from kvobs.cli.k8s import Fact, Watch
+from kvobs.cli.k8s import Fact, Pod, Recorder, Watch
 from kvobs.store import StoreReader, StoreWriter
 from tests.events import ORIGIN, turn
 
@@ -66,6 +66,17 @@ def test_an_error_has_the_trace_of_its_session(tmp_path: Path) -> None:
              model.OutOfMemory(4 * SECOND, None, "carl", "no"))
     found = watched(tmp_path / "store", *store).facts(WALL, WALL + 60 * SECOND)
     assert [(one.subject, one.trace_id) for one in found] == [("cpu", "ab" * 16), ("unknown", "")]
+
+
+@pytest.mark.parametrize("length", [0, 100, 900, 960, 1_000, 1_024, 5_000])
+def test_a_message_ends_within_the_bound(length: int) -> None:
+    """However long Jaeger's address: a link that leaves no room is left out, the trace's id is not."""
+    recorder = Recorder(None, Pod("n", "p"), "http://" + "j" * length if length else "")  # type: ignore[arg-type]
+    one = Fact(wall_ns=WALL, reason="r", subject="s", message="ä" * 5_000, warning=True, trace_id="ab" * 16)
+    message = recorder.body(one, WALL, 1)["message"]
+    assert 1_000 < len(message.encode()) <= 1_024
+    assert f" Trace {'ab' * 16}" in message
+    assert ("/trace/" in message) == (length == 100)
 
 
 def test_without_the_client_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -61,6 +61,9 @@ def connect(namespace: str, name: str, kubeconfig: Path | None, server: str) -> 
                 settings.load_incluster_config(client_configuration=configuration)
         except settings.ConfigException as error:
             raise ApiError(f"The way to the Kubernetes API is not known: {error}".rstrip(".") + ".") from None
+        except Exception as error:  # what YAML, a file or a wrong shape raises has no common class
+            raise ApiError(f"The {f'kubeconfig {kubeconfig}' if kubeconfig else 'service account'} cannot be read "
+                           f"({type(error).__name__}).") from None
     core = client.CoreV1Api(client.ApiClient(configuration))
     events = _Events(core, client.ApiException, namespace)
     return events, Pod(namespace, name, events.uid(name))

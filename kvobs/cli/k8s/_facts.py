@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from kvobs import model
-from kvobs.store import StoreReader, decisions
+from kvobs.store import News, Point, Stored, StoreError, StoreReader, decisions, trace_before
 
 ALERT = "kvobs.slo.alert"
 _REASONS = {"open": "BreakerOpened", "half-open": "BreakerProbing", "closed": "BreakerClosed"}
@@ -26,7 +27,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Reads a store piece by piece; every fact once."""
+    """Makes facts of what a store tells; every change of an alert once."""
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
@@ -38,30 +39,35 @@ class Watch:
         Raises:
             StoreError: a store became unreadable.
         """
-        found = [*self._decisions(since_wall_ns, until_wall_ns), *self._failures(since_wall_ns, until_wall_ns),
-                 *self._alerts(since_wall_ns, until_wall_ns)]
+        return self.told(News(decisions(self._reader, since_wall_ns, until_wall_ns),
+                              self._reader.events(since_wall_ns, until_wall_ns),
+                              self._reader.points(ALERT, since_wall_ns, until_wall_ns)))
+
+    def told(self, news: News) -> list[Fact]:
+        """The facts in what came, in the order of time; a trace that cannot be read is left out."""
+        found = [*self._decisions(news), *self._failures(news), *self._alerts(news.points)]
         return sorted(found, key=lambda fact: fact.wall_ns)
 
-    def _decisions(self, since: int, until: int) -> Iterator[Fact]:
-        for one in decisions(self._reader, since, until):
+    def _decisions(self, news: News) -> Iterator[Fact]:
+        for one in news.decisions:
             told = one.record
             said = "" if told.mode == "act" else " It only observes: nothing was done."
             yield Fact(wall_ns=one.wall_ns, reason=_REASONS.get(told.after, "BreakerChanged"),
                        subject=f"{told.scope} level {told.level}", warning=told.after == "open",
                        message=f"Breaker level {told.level} of {told.scope}: {told.before} to {told.after}. "
-                               f"{told.reason}{said}", trace_id=self._trace(one.process, one.wall_ns, ""))
+                               f"{told.reason}{said}", trace_id=self._trace(one, ""))
 
-    def _failures(self, since: int, until: int) -> Iterator[Fact]:
-        for one in self._reader.events(since, until):
+    def _failures(self, news: News) -> Iterator[Fact]:
+        for one in news.events:
             failure = one.record
             if isinstance(failure, model.OutOfMemory):
                 device = failure.origin.device if failure.origin else "unknown"
                 yield Fact(wall_ns=one.wall_ns, reason="OutOfMemory", subject=device, warning=True,
                            message=f"Out of memory on {device}: {failure.message}",
-                           trace_id=self._trace(one.process, one.wall_ns, failure.session))
+                           trace_id=self._trace(one, failure.session))
 
-    def _alerts(self, since: int, until: int) -> Iterator[Fact]:
-        for point in self._reader.points(ALERT, since, until):
+    def _alerts(self, points: list[Point]) -> Iterator[Fact]:
+        for point in points:
             who = ", ".join(f"{key} {value}" for key, value in sorted(point.attributes.items()))
             burns, before = point.value > 0, self._burning.get((point.process, who), False)
             self._burning[point.process, who] = burns
@@ -71,8 +77,9 @@ class Watch:
                 yield Fact(wall_ns=point.wall_ns, reason=reason, subject=who, warning=burns,
                            message=f"The error budget {said}: {who}.")
 
-    def _trace(self, process: str, wall_ns: int, session: str) -> str:
+    def _trace(self, one: Stored[Any], session: str) -> str:
         """The trace of the turn that ended last until then, of the session where one is named; empty without one."""
-        turns = self._reader.turns(session or None, wall_ns - _AROUND_NS, wall_ns + 1)
-        return next((one.record.trace_id for one in reversed(turns) if one.process == process and one.record.trace_id),
-                    "")
+        try:
+            return trace_before(self._reader, one.process, session, one.wall_ns - _AROUND_NS, one.wall_ns)
+        except StoreError:
+            return ""

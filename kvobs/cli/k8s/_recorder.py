@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +20,8 @@ QUIET_NS = 600 * SECOND_NS  # after which the same is a new event
 SPACING_NS, MOST_SPACING_NS = 10 * SECOND_NS, 300 * SECOND_NS  # between two writes of one event
 RETRY_NS, MOST_RETRY_NS = SECOND_NS, 60 * SECOND_NS  # after the API failed
 MOST_EVENTS = 64  # at a time
-MESSAGE_LIMIT = 1024  # the API's bound on a message
+MESSAGE_LIMIT = 1024  # the API's bound on a message, in bytes
+TRACE = "kvobs/trace-id"  # the annotation
 
 
 class ApiError(Exception):
@@ -73,7 +74,7 @@ class Recorder:
     @property
     def pending(self) -> int:
         """Events whose latest state the API does not know yet."""
-        return sum(event.written != event.count for event in self._events.values())
+        return sum(event.written != event.count for event in list(self._events.values()))
 
     def add(self, facts: Iterable[Fact]) -> None:
         """Take facts in; what would be more than 64 events at a time is dropped and counted."""
@@ -90,12 +91,17 @@ class Recorder:
             event.fact, event.count = fact, event.count + 1
 
     def write(self, now_ns: int) -> int:
-        """Write what is due at ``now_ns`` (Unix nanoseconds); returns how many events were written."""
+        """Write what is due at ``now_ns`` (by any clock that is not set); returns how many events were written."""
+        return self._write(now_ns, lambda event: max(event.next_ns, self._again_ns) <= now_ns)
+
+    def flush(self, now_ns: int) -> int:
+        """As ``write``, for the end: also what waits for its time. The API's first failure ends it."""
+        return self._write(now_ns, lambda event: True)
+
+    def _write(self, now_ns: int, due: Callable[[_Event], bool]) -> int:
         done = 0
         for event in list(self._events.values()):
-            if now_ns < self._again_ns:
-                break
-            if event.count == event.written or now_ns < event.next_ns:
+            if event.count == event.written or not due(event):
                 continue
             try:
                 self._put(event)
@@ -113,6 +119,7 @@ class Recorder:
     def _put(self, event: _Event) -> None:
         body = self.body(event.fact, event.first_ns, event.count)
         change = {key: body[key] for key in ("count", "lastTimestamp", "message")}
+        change["metadata"] = {"annotations": {TRACE: event.fact.trace_id or None}}  # null takes an older one away
         try:
             if event.written:
                 self._api.patch(body["metadata"]["name"], change)
@@ -130,13 +137,9 @@ class Recorder:
         """The event as the API's ``v1`` has it."""
         pod = self._pod
         digest = hashlib.sha256(f"{fact.reason}\0{fact.subject}\0{first_ns}".encode(errors="replace")).hexdigest()[:16]
-        annotations = {"kvobs/trace-id": fact.trace_id} if fact.trace_id else {}
-        link = f"{self._jaeger}/trace/{fact.trace_id}" if fact.trace_id and self._jaeger else ""
-        traced = f" Trace {fact.trace_id}{f' ({link})' if link else ''}." if fact.trace_id else ""
-        message = plain(fact.message)
-        room = MESSAGE_LIMIT - len(traced.encode())
-        while len(message.encode()) > room:
-            message = message[:min(len(message) - 1, room)]
+        annotations = {TRACE: fact.trace_id} if fact.trace_id else {}
+        traced = self._traced(fact.trace_id)
+        message = _cut(plain(fact.message), MESSAGE_LIMIT - len(traced.encode()))
         return {
             "apiVersion": "v1", "kind": "Event",
             "metadata": {"name": f"{pod.name[:200]}.{digest}", "namespace": pod.namespace,
@@ -146,6 +149,13 @@ class Recorder:
             "reason": fact.reason, "message": message + traced, "type": "Warning" if fact.warning else "Normal",
             "source": {"component": "kvobs"}, "count": count,
             "firstTimestamp": _time(first_ns), "lastTimestamp": _time(fact.wall_ns)}
+
+    def _traced(self, trace_id: str) -> str:
+        """At most half a message: a link that is longer is left out."""
+        link = f" Trace {trace_id} ({self._jaeger}/trace/{trace_id})."
+        if trace_id and self._jaeger and len(link.encode()) <= MESSAGE_LIMIT // 2:
+            return link
+        return _cut(f" Trace {trace_id}.", MESSAGE_LIMIT // 2) if trace_id else ""
 
     def _forget(self, now_ns: int) -> bool:
         """Make room: leave out the event that was quiet the longest, if it is written and quiet long enough."""
@@ -158,3 +168,8 @@ class Recorder:
 
 def _time(wall_ns: int) -> str:
     return datetime.datetime.fromtimestamp(wall_ns // SECOND_NS, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _cut(text: str, most: int) -> str:
+    """At most so many bytes of it, whole characters."""
+    return text.encode(errors="replace")[:most].decode(errors="ignore")
