@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -22,30 +24,42 @@ class Rules:
     """The table in force: rows added in code, then those of the config file, then the built-in ones."""
 
     def __init__(self) -> None:
-        self._added: list[config.ErrorRow] = []
+        self._lock = threading.RLock()
+        self._added: tuple[config.ErrorRow, ...] = ()
         self._table: Table | None = None
 
     @property
     def table(self) -> Table:
         """Made when it is first needed; where the configuration is refused, without the file's rows."""
-        if self._table is None:
+        with self._lock:
+            table, added = self._table, self._added
+        if table is None:
             from kvobs.errors._classify import Table  # most processes never fail
 
-            self._table = Table().with_rows((*self._added, *_configured()))
-        return self._table
+            table = Table().with_rows((*added, *_configured()))
+            with self._lock:
+                if self._added is added:
+                    self._table = table
+        return table
 
     def add(self, row: config.ErrorRow) -> None:
         """Have a row go before all others."""
-        if row not in self._added:
+        with self._lock:
+            if row in self._added:
+                return
             if len(self._added) >= config.MOST_ERROR_ROWS:
                 raise ValueError(f"At most {config.MOST_ERROR_ROWS} rows can be added to the table of errors.")
-            self._added.insert(0, row)
-            self._table = None
+            self._added, self._table = (row, *self._added), None
 
     def remove(self, row: config.ErrorRow) -> None:
         """Take out a row that was added."""
-        self._added.remove(row)
-        self._table = None
+        with self._lock:
+            at = self._added.index(row)
+            self._added, self._table = (*self._added[:at], *self._added[at + 1:]), None
+
+    def after_fork_in_child(self) -> None:
+        """A thread of the parent that holds the lock, perhaps half-way, is the parent's."""
+        self._lock, self._table = threading.RLock(), None
 
 
 def _configured() -> tuple[config.ErrorRow, ...]:
@@ -57,6 +71,7 @@ def _configured() -> tuple[config.ErrorRow, ...]:
 
 
 rules = Rules()
+os.register_at_fork(after_in_child=rules.after_fork_in_child)
 
 
 def ended(server: str, span: trace.Span, error: BaseException | None, status: int | None, *, gone: bool, whole: bool,
@@ -68,11 +83,12 @@ def ended(server: str, span: trace.Span, error: BaseException | None, status: in
         status: of the answer; None where none began.
         gone: the client left before the answer's end.
         whole: the answer was sent to its end.
-        began: the answer's headers were out.
+        began: the answer had begun to go out. Where it then did not end well, the phase is ``stream``.
     """
     try:
         outcome, found = _judged(error, status, gone=gone, whole=whole)
-        tally.count(server, outcome, found, STREAM if began else START)
+        broken = gone or error is not None or not whole
+        tally.count(server, outcome, found, STREAM if began and broken else START)
         if outcome != OK and span.is_recording():
             span.set_attribute(OUTCOME, outcome)
             if outcome == FAILED:

@@ -9,7 +9,7 @@ from collections import Counter
 from kvobs.errors import _verdicts
 
 OK, REFUSED, FAILED, CANCELLED = OUTCOMES = ("ok", "refused", "failed", "cancelled")
-START, STREAM = "start", "stream"  # a failure before the answer began, and after
+STREAM, START = "stream", "start"  # an answer that had begun did not end well; any other, whole 4xx and 5xx too
 
 
 class Tally:

@@ -20,8 +20,9 @@ BODILESS = (204, 304)
 class ErrorMiddleware:
     """Counts the requests of an application and tells its failures apart; exceptions pass it unchanged.
 
-    An answer that is a list, a tuple or the server's own ``wsgi.file_wrapper`` is handed on as it is and counted at
-    once. Of any other iterable each part is handed on as it comes; where the server closes it before its end, the
+    An answer that is a list, a tuple or what the server's ``wsgi.file_wrapper`` made is handed on as it is and counted
+    at once. Where that wrapper is no type (uWSGI's), a function that calls it stands in its place while the application
+    is called. Of any other iterable each part is handed on as it comes; where the server closes it before its end, the
     client has left, and the request is ``cancelled``.
 
     Args:
@@ -35,16 +36,48 @@ class ErrorMiddleware:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """One request."""
         request = _Request(trace.get_current_span(), start_response, environ.get("REQUEST_METHOD") == "HEAD")
+        files = _Files(environ)
         try:
             result = self.app(environ, request.start_response)
         except BaseException as error:
             request.end(error)
             raise
-        wrapper = environ.get("wsgi.file_wrapper")
-        if isinstance(result, list | tuple) or (isinstance(wrapper, type) and isinstance(result, wrapper)):
+        finally:
+            files.put_back(environ)
+        if isinstance(result, list | tuple) or files.has_made(result):
             request.end(None, whole=True)
             return result
         return _SizedParts(result, request) if hasattr(result, "__len__") else _Parts(result, request)
+
+
+class _Files:
+    """What the server's ``wsgi.file_wrapper`` makes: known by its type, or where it is no type by being asked for."""
+
+    __slots__ = ("_made", "_wrapper")
+
+    def __init__(self, environ: WSGIEnvironment) -> None:
+        self._wrapper = environ.get("wsgi.file_wrapper")
+        self._made: list[object] = []
+        if self._is_function():
+            environ["wsgi.file_wrapper"] = self._wrap
+
+    def _is_function(self) -> bool:
+        return callable(self._wrapper) and not isinstance(self._wrapper, type)
+
+    def _wrap(self, *arguments: Any, **named: Any) -> Any:
+        made = self._wrapper(*arguments, **named)  # type: ignore[misc]
+        self._made.append(made)
+        return made
+
+    def put_back(self, environ: WSGIEnvironment) -> None:
+        """For the server, which may look at it or use the environ again."""
+        if self._is_function():
+            environ["wsgi.file_wrapper"] = self._wrapper
+
+    def has_made(self, result: object) -> bool:
+        if isinstance(self._wrapper, type):
+            return isinstance(result, self._wrapper)
+        return any(result is one for one in self._made)
 
 
 class _Request:
@@ -98,10 +131,12 @@ class _Request:
         if self._over:
             return
         self._over = True
-        if closed and error is None and self.error is None:
+        if closed and error is None:
             whole = self._length is not None and self._sent >= self._length  # the server needs no more than that
-            self.gone = self.gone or not whole
-        ended(SERVER, self._span, error or self.error, self.status, gone=self.gone, whole=whole, began=self.began)
+            self.gone = self.gone or not (whole or self.error)
+        answered = whole and error is None and self.error is not None  # of which nothing had gone out then
+        ended(SERVER, self._span, error or self.error, self.status, gone=self.gone, whole=whole,
+              began=self.began and not answered)
         self.error = None
 
 

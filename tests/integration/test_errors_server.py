@@ -90,7 +90,7 @@ def test_each_request_is_counted_once_by_how_it_ended() -> None:
         wait_until(lambda: sum(outcomes().values()) == 6, what="six ends")
     assert outcomes() == {"ok": 1, "refused": 2, "failed": 3}
     assert failures() == {("network_unreachable", "start"): 1, ("network_timeout", "start"): 1,
-                          ("validation_failed", "stream"): 1, ("refused", "stream"): 1, ("out_of_memory", "stream"): 1}
+                          ("validation_failed", "start"): 1, ("refused", "start"): 1, ("out_of_memory", "stream"): 1}
 
 
 def test_streams_come_through_and_are_ok_at_their_end() -> None:

@@ -48,5 +48,5 @@ def test_vllm_counts_how_requests_end(tmp_path: Path) -> None:
     assert requests["asgi", "ok"] >= 2
     assert requests["asgi", "refused"] == 1
     assert ("asgi", "failed") not in requests
-    assert counted(store, "kvobs.http.failures") == {("asgi", "validation_failed", "stream"): 1,
+    assert counted(store, "kvobs.http.failures") == {("asgi", "validation_failed", "start"): 1,
                                                      ("asgi", "cancelled", "stream"): 1}

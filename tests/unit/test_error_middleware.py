@@ -91,9 +91,9 @@ CASES = {
     "an answer with trailers": (answers({**START, "trailers": True}, END, {"type": "http.response.trailers"}), {}, "ok",
                                 None),
     "a file by its path": (answers(START, {"type": "http.response.pathsend", "path": "/x"}), {}, "ok", None),
-    "what was not valid": (answers({**START, "status": 422}, END), {}, "refused", ("validation_failed", "stream")),
-    "what is not there": (answers({**START, "status": 404}, END), {}, "refused", ("refused", "stream")),
-    "an answer of 500": (answers({**START, "status": 500}, END), {}, "failed", ("internal", "stream")),
+    "what was not valid": (answers({**START, "status": 422}, END), {}, "refused", ("validation_failed", "start")),
+    "what is not there": (answers({**START, "status": 404}, END), {}, "refused", ("refused", "start")),
+    "an answer of 500": (answers({**START, "status": 500}, END), {}, "failed", ("internal", "start")),
     "an exception before the answer": (answers(error=LOST), {}, "failed", ("network_timeout", "start")),
     "one within the answer": (answers(START, PART, error=LOST), {}, "failed", ("network_timeout", "stream")),
     "one after the answer": (answers(START, END, error=LOST), {}, "failed", ("network_timeout", "stream")),
@@ -113,7 +113,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_request_has_one_outcome(name: str) -> None:
-    """Each way to end is one outcome, of one class and phase where it is not ok; no answer's headers are a start."""
+    """Each way to end is one outcome, of one class where it is not ok; what began and did not end well is a stream."""
     app, how, outcome, failure = CASES[name]
     run(app, *how.get("messages", []), fails_at=how.get("fails_at"))
     assert counts() == ({outcome: 1}, {} if failure is None else {failure: 1})

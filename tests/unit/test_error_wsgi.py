@@ -76,6 +76,11 @@ def answering_its_error(environ: Any, start_response: Any) -> list[bytes]:
     return [b"sorry"]
 
 
+def answering_its_error_in_parts(environ: Any, start_response: Any) -> Iterator[bytes]:
+    answering_its_error(environ, start_response)
+    yield b"sorry"
+
+
 def writing(environ: Any, start_response: Any) -> list[bytes]:
     start_response("200 OK", [("Content-Type", "text/plain")])(b"one")
     return []
@@ -104,12 +109,13 @@ def sized(environ: Any, start_response: Any) -> Sized:
 CASES = {
     "a list": (listed, "ok", None), "parts": (parts(b"one", b"two"), "ok", None), "a file": (a_file, "ok", None),
     "a sized answer": (sized, "ok", None), "a writer": (writing, "ok", None),
-    "not there": (parts(b"no", status="404 No"), "refused", ("refused", "stream")),
-    "a gateway's timeout": (parts(b"no", status="504 No"), "failed", ("network_timeout", "stream")),
+    "not there": (parts(b"no", status="404 No"), "refused", ("refused", "start")),
+    "a gateway's timeout": (parts(b"no", status="504 No"), "failed", ("network_timeout", "start")),
     "an exception": (raising, "failed", ("network_timeout", "start")),
     "one before the first part": (parts(error=LOST), "failed", ("network_timeout", "start")),
     "one within the answer": (parts(b"one", error=LOST), "failed", ("network_timeout", "stream")),
     "one that is answered": (answering_its_error, "failed", ("network_timeout", "start")),
+    "one that is answered in parts": (answering_its_error_in_parts, "failed", ("network_timeout", "start")),
 }
 
 
@@ -187,6 +193,29 @@ def test_files_and_lists_are_handed_on_as_they_are() -> None:
     setup_testing_defaults(environ)
     assert type(ErrorMiddleware(a_file)(environ, lambda *_: lambda data: None)) is FileWrapper
     assert call(listed) == [b"one"]
+
+
+def test_a_file_wrapper_that_is_a_function_is_known_by_what_it_made() -> None:
+    """uWSGI's returns the file and sends what is that very object; the environ is the server's again afterwards."""
+    asked: list[Any] = []
+
+    def wrapper(file: Any, size: int = 0) -> Any:
+        asked.append(file)
+        return file
+
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        made = environ["wsgi.file_wrapper"](io.BytesIO(b"file"), 4_096)
+        return made if environ["PATH_INFO"] == "/" else io.BytesIO(b"another")
+
+    for path, same in (("/", True), ("/another", False)):
+        environ: dict[str, Any] = {"wsgi.file_wrapper": wrapper, "PATH_INFO": path}
+        setup_testing_defaults(environ)
+        answer: Any = ErrorMiddleware(app)(environ, lambda *_: lambda data: None)
+        assert (answer is asked[-1]) is same
+        assert b"".join(answer) == (b"file" if same else b"another")
+        assert environ["wsgi.file_wrapper"] is wrapper
+    assert counts() == ({"ok": 2}, {})
 
 
 class Quiet(WSGIRequestHandler):

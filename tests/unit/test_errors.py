@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import traceback
 from pathlib import Path
 
 import pytest
 
-from kvobs.errors import CLASSES, MEANINGS, ROWS, ErrorRow, Table, add, classify, of_status, remove
+from kvobs.errors import CLASSES, MEANINGS, ROWS, ErrorRow, Table, _end, add, classify, of_status, remove
 from kvobs.errors import _verdicts as verdicts
 from tests.failures import CASES, Case, Missing
 
@@ -150,6 +151,61 @@ def test_rows_of_code_are_bounded() -> None:
             stack.callback(remove, add(f"c{number}", message=f"{number}"))
         with pytest.raises(ValueError, match="At most 32"):
             add("c32", message="32")
+
+
+def test_a_row_that_comes_while_the_table_is_made_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table that was begun without it is used once and not kept; taking one out then is the same."""
+    mine, row = _end.Rules(), ErrorRow(error_class="mine", message="^mine$")
+    waiting = [lambda: mine.add(row), lambda: mine.remove(row)]
+
+    def configured() -> tuple[ErrorRow, ...]:
+        if waiting:
+            waiting.pop(0)()
+        return ()
+
+    monkeypatch.setattr(_end, "_configured", configured)
+    found = [mine.table.classify(Exception("mine")) for _ in range(4)]
+    assert found == ["internal", "mine", "internal", "internal"]
+
+
+def test_there_is_a_table_whoever_comes_between() -> None:
+    """A row that is added in the moment in which the table is ready takes it away from nobody."""
+    class Raced(_end.Rules):
+        @property
+        def _table(self) -> Table | None:
+            return self.__dict__.get("kept")
+
+        @_table.setter
+        def _table(self, table: Table | None) -> None:
+            self.__dict__["kept"] = table
+            if table is not None and not self._added:
+                self.add(ErrorRow(error_class="mine", message="^mine$"))
+
+    mine = Raced()
+    assert mine.table is not None
+    assert mine.table.classify(Exception("mine")) == "mine"
+
+
+def test_a_forked_child_needs_no_lock_of_its_parent() -> None:
+    """A thread that held the lock is not there in the child, and rows can be added."""
+    mine, held, done = _end.Rules(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with mine._lock:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(30)
+        assert not mine._lock.acquire(blocking=False)
+        mine.after_fork_in_child()
+        mine.add(ErrorRow(error_class="mine", message="^mine$"))
+        assert mine.table.classify(Exception("mine")) == "mine"
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(("status", "expected"), [
