@@ -102,7 +102,7 @@ def _follow(place: Path, recorder: k8s.Recorder, every: float, begun: str) -> No
         last.start()
         last.join(LAST_S)
         if last.is_alive():
-            print(f"kvobs: The API took more than {LAST_S:g} s; {recorder.pending} events were not written.",
+            print(f"kvobs: The last look took more than {LAST_S:g} s; {recorder.pending} events were not written.",
                   file=sys.stderr, flush=True)
 
 

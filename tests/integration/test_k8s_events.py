@@ -330,4 +330,4 @@ def test_an_api_that_hangs_holds_up_the_end_for_a_few_seconds(tmp_path: Path, mo
         _k8s_events._follow(tmp_path / "store", mine, 1, "Begun.")
     finally:
         hung.set()
-    assert capsys.readouterr().err == "kvobs: The API took more than 0.05 s; 1 events were not written.\n"
+    assert capsys.readouterr().err == "kvobs: The last look took more than 0.05 s; 1 events were not written.\n"
