@@ -97,10 +97,10 @@ def storms(preempted: float, ended: float | None) -> Series:
 
 
 MEMORY = (
-    # 0.02 of the pool is lost per step and 0.48 is left: 12 minutes; 0.62 is left: 15.5 minutes.
-    Case("KvobsKvPoolExhaustionForecast", filling(1000, 480, 20), filling(1000, 620, 20), filling(1000, 480, 0),
+    # 0.02 of the pool is lost per step and 0.4 is left: 10 minutes; 0.62 is left: 15.5 minutes.
+    Case("KvobsKvPoolExhaustionForecast", filling(1000, 400, 20), filling(1000, 620, 20), filling(1000, 400, 0),
          labels=POOL_LABELS, young=26),
-    Case("KvobsDeviceMemoryExhaustionForecast", filled(200, 10), filled(330, 10), filled(200, 0),
+    Case("KvobsDeviceMemoryExhaustionForecast", filled(160, 10), filled(330, 10), filled(160, 0),
          labels={"device": "cuda:0"}, severity="page", young=26),
     Case("KvobsPreemptionStorm", storms(1.2, 4.0), storms(1.2, 5.0),
          family("kvobs_kv_preemptions_total", POOL, [*flat(9000, 40), *flat(3, 40)]), labels={"model": "m"}),

@@ -8,7 +8,8 @@ import pytest
 
 from kvobs.dashboards.rules import ALERTS, NAMES
 from tests.rules_cases import CASES, Case, Series, alive
-from tests.rules_promtool import WHO, promtool, scene
+from tests.rules_cases import WHO as TARGET
+from tests.rules_promtool import FIRING, WHO, promtool, scene
 
 pytestmark = pytest.mark.peer
 BY_TELEMETRY = {"KvobsUnreachable", "KvobsJobAbsent", "KvobsTelemetryStale"}  # test_rules_telemetry.py
@@ -47,3 +48,17 @@ def test_a_silent_scene_is_really_tried(tmp_path: Path) -> None:
     assert promtool(tmp_path, [scene("absent", alive(), [])]) == ""
     case = next(case for case in CASES if case.alert == "KvobsOutOfMemory")
     assert case.alert in promtool(tmp_path, [scene("planted", alive() | case.firing, [])])
+
+
+@pytest.mark.parametrize("name", ["KvobsOutOfMemory", "KvobsAllocatorOutOfMemory", "KvobsAllocatorRetries"])
+def test_what_was_counted_before_a_long_failure_is_not_new(name: str, tmp_path: Path) -> None:
+    """Out of reach for more than the hour before the window, a process comes back with its old counter: silent."""
+    case, away, back = next(case for case in CASES if case.alert == name), 180, 6  # 90 and 3 minutes
+    up = {f"up{{{TARGET}}}": [*[1.0] * 10, *[0.0] * away, *[1.0] * back]}
+    counter = {key: [*[5.0] * 10, *[None] * away, *[5.0] * back] for key in case.firing}
+    growing = {key: [*[5.0] * 10, *[None] * away, *[5.0] * (back - 2), 6.0, 6.0] for key in case.firing}
+    silent = scene("back", up | counter, [], f'{FIRING[:-1]}, alertname="{name}"}}')
+    assert promtool(tmp_path, [silent]) == ""
+    if not any(alert.wait for alert in ALERTS if alert.name == name):
+        grown = scene("and grows", up | growing, [expected(case)], f'{FIRING[:-1]}, alertname="{name}"}}')
+        assert promtool(tmp_path, [grown]) == ""

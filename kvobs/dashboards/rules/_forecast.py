@@ -18,8 +18,9 @@ have together
 
 The alert holds while forecast + band <= 0 and the straight line of least squares through the last 5 minutes
 (``predict_linear``) is at or below 0 in 15 minutes too. A noise that remembers itself is underestimated; the second
-trend and the two minutes of waiting stand against that. Nothing is said until there are 27 of the 30 samples of the
-window, and 10 of ``excess``: after about 20 minutes.
+trend and the 4.5 minutes of waiting stand against that. They are as long because a drop that has ended looks like a
+fall until the last 5 minutes are flat: one from 90 to 10 % within 4 minutes for 240 s, a slower one for longer. Nothing
+is said until there are 27 of the 30 samples of the window, and 10 of ``excess``: after about 20 minutes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ STEP_S = 30
 THIRD_S = 300
 WINDOW_S = 3 * THIRD_S
 HORIZON_S = 900
+WAIT = "4m30s"
 MOST_SAMPLES = WINDOW_S // STEP_S
 LEAST_SAMPLES = MOST_SAMPLES * 9 // 10
 LEAST_EXCESS = THIRD_S // STEP_S

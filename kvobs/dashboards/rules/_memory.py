@@ -29,13 +29,13 @@ def _unexplained() -> str:
 
 
 ALERTS = (
-    Alert(name="KvobsKvPoolExhaustionForecast", severity="ticket", board="kv-cache", wait="2m",
+    Alert(name="KvobsKvPoolExhaustionForecast", severity="ticket", board="kv-cache", wait=_forecast.WAIT,
           expression=_forecast.exhaustion(POOL_HEADROOM),
           summary=f"The KV pool {_WHERE} will be used up within 15 minutes.",
           description="{{ $value | humanizePercentage }} of the blocks are free or reusable. The line through the last "
                       "15 minutes reaches 0 within 15 minutes even at the upper edge of its band, and so does the "
                       "trend of the last 5 minutes."),
-    Alert(name="KvobsDeviceMemoryExhaustionForecast", severity="page", board="allocator", wait="2m",
+    Alert(name="KvobsDeviceMemoryExhaustionForecast", severity="page", board="allocator", wait=_forecast.WAIT,
           expression=_forecast.exhaustion(DEVICE_HEADROOM),
           summary=f"The memory of {_DEVICE} will be used up within 15 minutes.",
           description="{{ $value | humanizePercentage }} of the device is free or unused by its allocator. The line "

@@ -50,15 +50,15 @@ def grown(selector: str, seconds: int, *labels: str) -> str:
     """A counter's growth over a window, told apart by ``labels``, with what it had at its first sample.
 
     PromQL's ``increase`` misses the first event of a counter that is born with it, as those of kvobs are. Such a
-    series is taken whole where it was not there in the hour before the window, and where its target was scraped more
-    often in the window than it was there; so the counts of a process that Prometheus has just met are not taken for
-    new. Without ``up`` (metrics that were pushed) only the growth is seen.
+    series is taken whole where it was not there in the hour before the window, and where its target was scraped well
+    more often in the window than it was there; so the counts of a process that Prometheus has just met, or meets again
+    after failed scrapes, are not taken for new. Without ``up`` (metrics that were pushed) only the growth is seen.
     """
     window = window_text(seconds)
     return (f"sum by {by(*labels)} (\n"
             f"  last_over_time({selector}[{window}])\n"
             f"  unless count_over_time({selector}[{LOOKBACK}] offset {window})\n"
             f"  and count_over_time({selector}[{window}])\n"
-            f"    < on {by()} group_left max by {by()} (count_over_time(up[{window}]))\n"
+            f"    < on {by()} group_left max by {by()} (sum_over_time(up[{window}]))\n"
             f"  or increase({selector}[{window}])\n"
             ")")
