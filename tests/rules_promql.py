@@ -12,8 +12,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[A-Za-z_:][\w:]*|[0-9][0-9.]*
                     r"|=~|!~|!=|==|>=|<=|[-+*/%^<>=]|\s+")
 _GROUPING = {"by", "without", "on", "ignoring", "group_left", "group_right"}
 _WORDS = {"and", "or", "unless", "bool", "offset", "sum", "max", "min", "group", "count", "histogram_quantile",
-          "quantile_over_time", "count_over_time", "sum_over_time", "last_over_time", "max_over_time", "increase", "rate",
-          "absent", "clamp_min", "predict_linear"}
+          "quantile_over_time", "count_over_time", "sum_over_time", "last_over_time", "max_over_time", "increase",
+          "rate", "absent", "clamp_min", "predict_linear"}
 
 
 class Selector(NamedTuple):

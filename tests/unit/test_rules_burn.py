@@ -94,9 +94,9 @@ def test_planted_windows_stop_the_build(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("expression", "window_s", "reason"), [
-    ("increase(x[60s]) > 0", 60, "A looks at 60 s, in which there may be one sample only: it cannot fire."),
-    ("increase(x[1h]) > 0 and rate(x[1m]) > 0", 60,
-     "A looks at 60 s, in which there may be one sample only: it cannot fire."),
+    ("increase(x[60s]) > 0", 60, "A looks at 60 s, in which there may be one sample only: it may never fire."),
+    ("increase(x[1h]) > 0 and rate(x[2m]) > 0", 60,
+     "A looks at 120 s, in which there may be one sample only: it may never fire."),
     ("increase(x[5m]) > 3", 600, "A looks at 300 s, less than the 600 s of one event of o."),
 ])
 def test_windows_that_are_too_short(expression: str, window_s: int, reason: str) -> None:

@@ -62,3 +62,12 @@ def test_what_was_counted_before_a_long_failure_is_not_new(name: str, tmp_path: 
     if not any(alert.wait for alert in ALERTS if alert.name == name):
         grown = scene("and grows", up | growing, [expected(case)], f'{FIRING[:-1]}, alertname="{name}"}}')
         assert promtool(tmp_path, [grown]) == ""
+
+
+def test_one_failed_scrape_a_minute_apart_does_not_begin_the_wait_anew(tmp_path: Path) -> None:
+    """A pool that refuses all the time is told of although one of the scrapes, a minute apart, failed."""
+    case = next(case for case in CASES if case.alert == "KvobsBlockAllocationFailures")
+    refused = [float(index // 2) if index % 2 == 0 and index != 70 else None for index in range(80)]
+    scraped = {key: refused for key in case.firing}
+    assert promtool(tmp_path, [scene("failed", scraped, [expected(case)],
+                                     f'{FIRING[:-1]}, alertname="{case.alert}"}}')]) == ""

@@ -46,9 +46,9 @@ ALERTS = (
           description="{{ $value | humanize }} requests lost their blocks within 5 minutes, more than one for every "
                       "four that ended."),
     Alert(name="KvobsBlockAllocationFailures", severity="ticket", board="kv-cache", wait="10m",
-          expression=total(increase(metric("kvobs.kv.block.failures"), 120), *POOL) + " > 0",
+          expression=total(increase(metric("kvobs.kv.block.failures"), 180), *POOL) + " > 0",
           summary=f"The KV pool {_WHERE} has refused blocks for 10 minutes.",
-          description="{{ $value | humanize }} refusals within the last 2 minutes; a request that waits is refused "
+          description="{{ $value | humanize }} refusals within the last 3 minutes; a request that waits is refused "
                       "anew at each step."),
     Alert(name="KvobsAllocatorRetries", severity="ticket", board="allocator", wait="10m",
           expression=grown(metric("kvobs.allocator.retries"), 300, "device") + " > 0",
