@@ -17,6 +17,7 @@ TAG = "kvobs"
 SCHEMA = 39  # of Grafana 10.3 and newer
 OLDEST = "10.3.0"
 JAEGER = "http://localhost:16686"
+SERVICE = "unknown_service"  # OpenTelemetry's where OTEL_SERVICE_NAME says nothing
 INPUT = "DS_PROMETHEUS"
 _NAMES = {"stat": "Stat", "timeseries": "Time series", "heatmap": "Heatmap", "state-timeline": "State timeline",
           "table": "Table", "barchart": "Bar chart", "text": "Text"}
@@ -112,9 +113,12 @@ def _variables(source: dict[str, str]) -> list[dict[str, Any]]:
             _query("instance", "Instance", f'{UP.name}{{job=~"$job"}}', ".+", source),
             _query("model", "Model", f'{{__name__=~"{models}", {here}}}', ".*", source),
             _query("device", "Device", f'{{__name__=~"{devices}", {here}}}', ".*", source),
-            {"name": "jaeger", "label": "Jaeger", "type": "textbox", "query": JAEGER, "hide": 0, "skipUrlSync": False,
-             "current": {"text": JAEGER, "value": JAEGER},
-             "options": [{"selected": True, "text": JAEGER, "value": JAEGER}]}]
+            _textbox("jaeger", "Jaeger", JAEGER), _textbox("service", "Service in Jaeger", SERVICE)]
+
+
+def _textbox(name: str, label: str, value: str) -> dict[str, Any]:
+    return {"name": name, "label": label, "type": "textbox", "query": value, "hide": 0, "skipUrlSync": False,
+            "current": {"text": value, "value": value}, "options": [{"selected": True, "text": value, "value": value}]}
 
 
 def _query(name: str, label: str, selector: str, everything: str, source: dict[str, str],

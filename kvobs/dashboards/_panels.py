@@ -15,10 +15,11 @@ GOOD_TO_BAD: Words = {0: ("normal", "green"), 1: ("reorganise", "yellow"), 2: ("
                       3: ("degrade", "red")}
 _LINK = {"type": "link", "icon": "external link", "tooltip": "", "tags": [], "asDropdown": False, "targetBlank": True,
          "includeVars": False, "keepTime": False}
-# Where exemplars lead: to the turn by its trace, and to all turns of the time that is shown.
-_TRACE = {**_LINK, "title": "Trace in Jaeger", "url": "${jaeger}/trace/${__data.fields.trace_id}"}
+# Where exemplars lead: to the turn by its trace, which only their own field names, and to all turns of the time shown.
+_TRACE = {"matcher": {"id": "byName", "options": "trace_id"}, "properties": [{"id": "links", "value": [
+    {"title": "Trace in Jaeger", "url": "${jaeger}/trace/${__value.raw}", "targetBlank": True}]}]}
 _TURNS = {**_LINK, "title": "Turns of this time in Jaeger",
-          "url": "${jaeger}/search?lookback=custom&start=${__from}000&end=${__to}000"}
+          "url": "${jaeger}/search?service=${service}&lookback=custom&start=${__from}000&end=${__to}000"}
 _TOOLTIP = {"mode": "multi", "sort": "desc"}
 # Without it, the text for no data has the color of the lowest step: the green or the red of a value that nobody told.
 _PLAIN_ABSENCE = {"type": "special", "options": {"match": "null", "result": {"color": "text", "index": 99}}}
@@ -70,14 +71,12 @@ def lines(title: str, question: str, *queries: Query | Expr, absent: str = "not 
     if high is not None:
         defaults["max"] = high
     linked = any(one.exemplars for one in chosen)
-    if linked:
-        defaults["links"] = [_TRACE]
     if limit is not None:
         custom["thresholdsStyle"] = {"mode": "dashed"}
         defaults["thresholds"] = _thresholds(((None, "transparent"), (limit, "red")))
     return Panel(kind="timeseries", title=title, question=question, queries=chosen, absent=absent, note=note,
                  unit=unit or _one_unit(chosen), width=width, height=height, defaults=defaults,
-                 links=(_TURNS,) if linked else (),
+                 overrides=(_TRACE,) if linked else (), links=(_TURNS,) if linked else (),
                  options={"legend": _LEGEND, "tooltip": _TOOLTIP})
 
 
@@ -95,10 +94,9 @@ def heat(title: str, question: str, expr: Expr, *, line_at: float, line_name: st
             "properties": [{"id": "displayName", "value": line_name}]}
     defaults = {"custom": {"hideFrom": {"legend": False, "tooltip": False, "viz": False},
                            "scaleDistribution": {"type": "linear"}},
-                "thresholds": _thresholds(((None, "transparent"), (line_at, "red"))), "links": [_TRACE]}
+                "thresholds": _thresholds(((None, "transparent"), (line_at, "red")))}
     return Panel(kind="heatmap", title=title, question=question, absent=absent, note=note, unit="s", width=width,
-                 height=height, queries=(Query(expr=expr, exemplars=True),), options=options, defaults=defaults,
-                 overrides=(edge,), links=(_TURNS,))
+                 height=height, queries=(Query(expr=expr),), options=options, defaults=defaults, overrides=(edge,))
 
 
 def states(title: str, question: str, expr: Expr, *, mappings: Words, absent: str, note: str = "",

@@ -199,15 +199,39 @@ def test_descriptions_name_question_metric_and_formula(name: str) -> None:
         assert "Formula: " in description, panel["title"]
 
 
-def test_the_latency_heatmap_has_the_line_and_leads_to_traces() -> None:
-    """The heatmap asks for exemplars, names the edge at 12 ms, and links to Jaeger, whose address is a variable."""
+def test_the_latency_heatmap_has_the_line() -> None:
+    """The heatmap names the edge at 12 ms."""
     board = BOARDS["kvobs-allocator.json"]
     [panel] = [panel for panel in every_panel(board) if panel["type"] == "heatmap"]
-    assert panel["targets"][0]["exemplar"] is True
     assert panel["targets"][0]["format"] == "heatmap"
     [edge] = panel["fieldConfig"]["overrides"]
     assert edge["matcher"] == {"id": "byName", "options": "0.012"}
     assert edge["properties"] == [{"id": "displayName", "value": "12 ms = objective"}]
-    [link] = panel["fieldConfig"]["defaults"]["links"]
-    assert link["url"] == "${jaeger}/trace/${__data.fields.trace_id}"
-    assert _of(board, "jaeger")["type"] == "textbox"
+
+
+def test_exemplars_lead_to_traces_and_ordinary_points_do_not() -> None:
+    """Where exemplars are asked for, the field trace_id alone links to its trace; nothing else links to one."""
+    asking = 0
+    for board in BOARDS.values():
+        assert [_of(board, name)["type"] for name in ("jaeger", "service")] == ["textbox", "textbox"]
+        for panel in drawn(board):
+            exemplars = any(target["exemplar"] for target in panel["targets"])
+            asking += exemplars
+            links = {(one["matcher"]["id"], one["matcher"]["options"]): change["value"]
+                     for one in panel["fieldConfig"]["overrides"] for change in one["properties"]
+                     if change["id"] == "links"}
+            assert "links" not in panel["fieldConfig"]["defaults"], panel["title"]
+            assert links == ({("byName", "trace_id"): [
+                {"title": "Trace in Jaeger", "url": "${jaeger}/trace/${__value.raw}", "targetBlank": True}]}
+                if exemplars else {}), panel["title"]
+            assert [link["url"].partition("&")[0] for link in panel.get("links", ())] == (
+                ["${jaeger}/search?service=${service}"] if exemplars else []), panel["title"]
+    assert asking >= 4
+
+
+def test_only_histograms_of_turns_are_asked_for_exemplars() -> None:
+    """An exemplar is a turn's trace: what is observed outside a turn, as allocations and moves are, has none."""
+    asked = {node.name.removesuffix("_bucket") for board in BOARDS.values() for panel in drawn(board)
+             for target in panel["targets"] if target["exemplar"] for node, _ in parse(target["expr"]).series()}
+    assert asked == {f"gen_ai_server_{name}_seconds" for name in (
+        "request_duration", "time_to_first_token", "time_per_output_token")}

@@ -68,6 +68,6 @@ def test_one_failed_scrape_a_minute_apart_does_not_begin_the_wait_anew(tmp_path:
     """A pool that refuses all the time is told of although one of the scrapes, a minute apart, failed."""
     case = next(case for case in CASES if case.alert == "KvobsBlockAllocationFailures")
     refused = [float(index // 2) if index % 2 == 0 and index != 70 else None for index in range(80)]
-    scraped = {key: refused for key in case.firing}
+    scraped = dict.fromkeys(case.firing, refused)
     assert promtool(tmp_path, [scene("failed", scraped, [expected(case)],
                                      f'{FIRING[:-1]}, alertname="{case.alert}"}}')]) == ""

@@ -52,7 +52,7 @@ SYMPTOM = Section("Symptom: allocations are slow or fail", (
     heat("Allocation latency by bucket", "How are latencies spread, and which ones are beyond the objective's 12 ms?",
          buckets("kvobs.alloc.latency"), line_at=SLOW_ALLOCATION, line_name="12 ms = objective", absent=NO_PROBE,
          note="The row named '12 ms = objective' ends at the objective's line: all above it is slow. "
-         "Points are exemplars: with their trace_id, Jaeger (the variable names it) shows the turn."),
+         "Latencies carry no trace: *Time to first token* on Requests & turns does."),
     lines("Allocation latency", "Do allocations stay within the objective's 12 ms?",
           *allocation_quantiles(0.5, 0.95, 0.99),
           absent=NO_PROBE, limit=SLOW_ALLOCATION, width=12, height=9),

@@ -26,8 +26,7 @@ FASTEST = "12 ms: the objective's line"
 
 def allocation_quantiles(*quantiles: float) -> tuple[Query, ...]:
     """The allocation latency's quantiles, and the objective's limit as a named line while there are any."""
-    return (*(query(quantile(q, "kvobs.alloc.latency"), f"p{q * 100:g}", exemplars=q == max(quantiles))
-              for q in quantiles),
+    return (*(query(quantile(q, "kvobs.alloc.latency"), f"p{q * 100:g}") for q in quantiles),
             query(line(SLOW_ALLOCATION, where(observed("kvobs.alloc.latency"), "> 0"), "s"), FASTEST))
 
 
