@@ -105,6 +105,14 @@ def test_the_c_heap_is_no_device_memory(tmp_path: Path) -> None:
     series = {name: size * MIB for name, size in (USAGE | BESIDE).items()}
     assert answers(tmp_path, series, panel("allocator", "Allocated"), {"all": {"{}": 400 * MIB}}) == ""
     assert answers(tmp_path, series, panel("allocator", "Reserved, unused"), {"all": {"{}": 200 * MIB}}) == ""
+    # Of the device a third is unused, of the heap a half.
+    shares = (("allocator", "Worst unused", "all", "{}"), ("fleet", "Worst unused", "all", "{}"),
+              ("allocator", "Unused share, worst ten", "{{instance}} {{device}}", '{device="cuda:0", instance="a:1"}'),
+              ("fleet", "Processes", "Unused share", '{instance="a:1"}'),
+              ("fleet", "Unused share, worst ten", "{{instance}}", '{instance="a:1"}'))
+    for board, title, legend, labels in shares:
+        asked = {name: f"round({text}, 1e-6)" for name, text in panel(board, title).items()}
+        assert answers(tmp_path, series, asked, {legend: {labels: 0.333333}}) == "", title
 
 
 def test_the_values_are_really_compared(tmp_path: Path) -> None:
@@ -201,3 +209,20 @@ def test_burns_and_budgets_take_the_worse_side(tmp_path: Path) -> None:
         series[f"kvobs_slo_budget_ratio{{{at}}}"] = budget
     assert answers(tmp_path, series, panel("slo-breaker", "Fastest burn, 1 h"), {"all": {"{}": 20}}) == ""
     assert answers(tmp_path, series, panel("slo-breaker", "Least budget left"), {"all": {"{}": -1.5}}) == ""
+
+
+def _judged(mode: str, priority: str, **outcomes: int) -> dict[str, str]:
+    return {f'kvobs_admission_requests_total{{{WHO}, mode="{mode}", priority="{priority}", outcome="{outcome}"}}':
+            f"0+{count}x40" for outcome, count in outcomes.items()}
+
+
+def test_who_is_only_watched_is_not_refused(tmp_path: Path) -> None:
+    """Mode observe turns nobody away; a priority of which nobody was admitted has the share 0, not none."""
+    series = {**_judged("act", "critical", admitted=3, refused=1), **_judged("act", "normal", refused=2, full=1),
+              **_judged("observe", "critical", refused=30), **_judged("observe", "low", admitted=5, late=5)}
+    assert answers(tmp_path, series, panel("slo-breaker", "Admitted share by priority"), {
+        "{{priority}}": {'{priority="critical"}': 0.75, '{priority="normal"}': 0}}) == ""
+    asked = {name: f"round({text}, 1e-6)" for name, text in panel("slo-breaker", "Refused").items()}
+    assert answers(tmp_path, series, asked, {"all": {"{}": 0.266667}}) == ""
+    observed = _judged("observe", "critical", refused=30)
+    assert answers(tmp_path, observed, panel("slo-breaker", "Refused"), {"all": {}}) == ""

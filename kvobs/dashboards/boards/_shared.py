@@ -31,9 +31,9 @@ def allocation_quantiles(*quantiles: float) -> tuple[Query, ...]:
 
 
 def unused_share() -> Expr:
-    """The share of reserved allocator memory that is unused, per process and device."""
-    return share(state("kvobs.allocator.usage", "instance", "device", state="unused"),
-                 state("kvobs.allocator.usage", "instance", "device", state="allocated"))
+    """The share of reserved allocator memory that is unused, per process and accelerator."""
+    return share(*(state("kvobs.allocator.usage", "instance", "device", state=part, device=ACCELERATORS)
+                   for part in ("unused", "allocated")))
 
 
 def pool_in_use() -> Expr:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from kvobs.dashboards._model import Board, Section
 from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, stat, states, table, unreachable
-from kvobs.dashboards._promql import quantile, rate, ratio, state, worst
+from kvobs.dashboards._promql import Expr, either, line, quantile, rate, ratio, state, worst
 from kvobs.dashboards.boards._shared import NO_BREAKER, NONE_COUNTED, UNJUDGED
 from kvobs.slo import ALERTS, window_text
 
 NO_GATE = "no request was judged"
 FIRST = ALERTS[0]
 ALERT = {0: ("quiet", "green"), 1: ("firing", "red")}
+
+ENFORCED = "!observe"  # in mode observe nobody is refused, whatever is counted
+
+
+def admitted_share() -> Expr:
+    """The share of requests with a verdict that were admitted; 0 where there were some and none was admitted."""
+    judged = rate("kvobs.admission.requests", "priority", mode=ENFORCED, outcome="~admitted|refused|full|late|gone")
+    admitted = rate("kvobs.admission.requests", "priority", mode=ENFORCED, outcome="admitted")
+    return ratio(either(admitted, line(0, judged, judged.unit)), judged,
+                 "admitted / (admitted + refused + full + late + gone)")
+
 
 STRIP = (
     unreachable(),
@@ -26,8 +37,8 @@ STRIP = (
          mappings=GOOD_TO_BAD),
     stat("Changes of mind", "Does the breaker change its mind often?", rate("kvobs.breaker.transitions"),
          absent=NONE_COUNTED),
-    stat("Refused", "Are requests turned away?", rate("kvobs.admission.requests", outcome="~refused|full|late"),
-         absent=NONE_COUNTED, steps=((None, "green"), (1e-9, "orange"))),
+    stat("Refused", "Are requests turned away?",
+         rate("kvobs.admission.requests", mode=ENFORCED, outcome="~refused|full|late"), absent=NONE_COUNTED, steps=((None, "green"), (1e-9, "orange"))),
     stat("Late", "Do actions miss their time limit?", rate("kvobs.breaker.late"), absent=NONE_COUNTED,
          steps=((None, "green"), (1e-9, "red"))),
 )
@@ -72,9 +83,7 @@ ADMISSION = Section("Admission: whom it kept out", (
           rate("kvobs.admission.requests", "mode", "outcome"), absent=NO_GATE,
           note="In mode observe: what would have become of them."),
     lines("Admitted share by priority", "Do critical requests come through?",
-          ratio(rate("kvobs.admission.requests", "priority", outcome="admitted"),
-                rate("kvobs.admission.requests", "priority", outcome="~admitted|refused|full|late|gone"),
-                "admitted / (admitted + refused + full + late + gone)"), high=1, absent=NO_GATE),
+          admitted_share(), high=1, absent=NO_GATE, note="Mode observe is left out: nobody is kept out in it."),
     lines("Flight records", "Was the last minute before something kept?", rate("kvobs.flight.records", "reason"),
           absent=NONE_COUNTED),
 ))
