@@ -16,7 +16,7 @@ OWN = {"up", "scrape_duration_seconds", "scrape_samples_scraped"}
 EVERY = {"job", "instance"}
 SUMS = ("sum", "avg")
 # Functions that keep what kind of value a series has, as far as adding it up is concerned.
-KEEP = ("rate", "increase", "irate")
+KEEP = ("rate", "increase", "irate", "max_over_time")
 
 
 # Values that the catalog leaves to another list: the windows of burn rates.

@@ -67,15 +67,24 @@ def state(name: str, *by: str, **match: str) -> Expr:
     return Expr(_over(of, series(of, **match), by), (of,), _checked(of, by), of.unit)
 
 
+def highest(name: str, *by: str) -> Expr:
+    """The highest value of a gauge within $__rate_interval, for states that may be shorter than a step."""
+    of = _of_kind(name, "gauge")
+    if of.across_ranks != "max":
+        raise ValueError(f"{name} is joined across ranks by its {of.across_ranks}, not by its max.")
+    return Expr(_over(of, f"max_over_time({series(of)}[{INTERVAL}])", by), (of,), _checked(of, by), of.unit,
+                f"the highest within {INTERVAL} before each point, however short it was")
+
+
 def rate(name: str, *by: str, how: Range = "rate", **match: str) -> Expr:
-    """Growth of a counter per second, or within one step with ``how="increase"``."""
+    """Growth of a counter per second, or within $__rate_interval with ``how="increase"``."""
     of = _of_kind(name, "counter")
     unit = of.unit if how == "increase" else f"{of.unit}/s"
     return Expr(_over(of, f"{how}({series(of, **match)}[{INTERVAL}])", by), (of,), _checked(of, by), unit)
 
 
 def changes(name: str, *by: str) -> Expr:
-    """How often a gauge changed within one step."""
+    """How often a gauge changed within $__rate_interval."""
     of = _of_kind(name, "gauge")
     text = f"sum{_by(by)} (changes({series(of)}[{INTERVAL}])) > 0"
     return Expr(text, (of,), _checked(of, by), "{change}")
@@ -90,10 +99,10 @@ def quantile(q: float, name: str, *by: str, **match: str) -> Expr:
 
 
 def buckets(name: str, *by: str, **match: str) -> Expr:
-    """How many values each bucket of a histogram got within one step."""
+    """How many values each bucket of a histogram got within $__rate_interval."""
     of = _of_kind(name, "histogram")
     return Expr(_grown(of, "_bucket", ("le", *by), "increase", match), (of,), _checked(of, by), of.unit,
-                "values per bucket and step")
+                "values per bucket within $__rate_interval")
 
 
 def observed(name: str, *by: str, **match: str) -> Expr:

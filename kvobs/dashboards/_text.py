@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvobs.catalog import ROWS, Row, prometheus_name
 from kvobs.dashboards._model import NATURES, Board, Panel
+from kvobs.dashboards._promql import Expr
 
 
 def description(panel: Panel) -> str:
@@ -14,9 +15,18 @@ def description(panel: Panel) -> str:
     parts += [f"Drawn: {one}." for one in dict.fromkeys(q.expr.formula for q in panel.queries) if one]
     natures = dict.fromkeys(row.nature for row in panel.rows)
     parts += [NATURES[nature] for nature in natures if nature in NATURES]
-    if any(row.kind == "counter" for row in panel.rows):
-        parts.append("Rates are per second over $__rate_interval.")
+    parts += dict.fromkeys(window for query in panel.queries if (window := _window(query.expr)))
     return "\n\n".join([*parts, panel.note] if panel.note else parts)
+
+
+def _window(of: Expr) -> str:
+    """What a point tells of the time before it; empty for what is told as of now."""
+    if "increase(" in of.text:
+        return ("Counts are those within $__rate_interval before each point, which is longer than the step between "
+                "points: do not add points up.")
+    if "rate(" not in of.text:
+        return ""
+    return f"{'Rates are per second,' if of.unit.endswith('/s') else 'Of what was counted'} within $__rate_interval."
 
 
 def metrics_page(boards: Sequence[Board], waived: Mapping[str, str]) -> str:

@@ -235,3 +235,24 @@ def test_only_histograms_of_turns_are_asked_for_exemplars() -> None:
              for target in panel["targets"] if target["exemplar"] for node, _ in parse(target["expr"]).series()}
     assert asked == {f"gen_ai_server_{name}_seconds" for name in (
         "request_duration", "time_to_first_token", "time_per_output_token")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_descriptions_say_of_which_time_a_point_tells(name: str) -> None:
+    """Per second is said where a rate is drawn as one and nowhere else; a count within a window is called that."""
+    for panel in drawn(BOARDS[name]):
+        texts, description = [target["expr"] for target in panel["targets"]], panel["description"]
+        calls = [{node.name for node, _ in parse(text).walk()} for text in texts]
+        assert ("Counts are those within" in description) == any("increase" in one for one in calls), panel["title"]
+        windows = {"rate", "increase", "max_over_time"} & set().union(*calls)
+        assert ("$__rate_interval" in description) == bool(windows), panel["title"]
+        if "rate" not in set().union(*calls):
+            assert "per second" not in description.split("Formula: ")[-1], panel["title"]
+
+
+def test_only_what_adds_up_is_stacked() -> None:
+    """Every process tells of its whole device: areas of processes that share one are not put upon each other."""
+    stacked = {panel["title"] for board in BOARDS.values() for panel in drawn(board)
+               if panel["fieldConfig"]["defaults"].get("custom", {}).get("stacking", {}).get("mode") == "normal"
+               and any("kvobs_device_memory_bytes" in target["expr"] for target in panel["targets"])}
+    assert stacked == set()

@@ -16,6 +16,7 @@ HERE = 'job=~"$job", instance=~"$instance"'
 REFUSED: dict[str, Callable[[], object]] = {
     "kvobs.kv.usages": lambda: state("kvobs.kv.usages"),
     "is a counter, not a gauge": lambda: state("kvobs.kv.written"),
+    "is joined across ranks by its sum, not by its max": lambda: promql.highest("kvobs.kv.usage"),
     "is a gauge, not a counter": lambda: rate("kvobs.kv.usage"),
     "is a counter, not a histogram": lambda: quantile(0.5, "kvobs.kv.written"),
     "has no label region": lambda: state("kvobs.kv.usage", "region"),

@@ -226,3 +226,18 @@ def test_who_is_only_watched_is_not_refused(tmp_path: Path) -> None:
     assert answers(tmp_path, series, asked, {"all": {"{}": 0.266667}}) == ""
     observed = _judged("observe", "critical", refused=30)
     assert answers(tmp_path, observed, panel("slo-breaker", "Refused"), {"all": {}}) == ""
+
+
+@pytest.mark.parametrize(("board", "title", "name", "labels"), [
+    ("overview", "Breaker's level", "kvobs_breaker_level", 'scope="cuda:0", mode="act"'),
+    ("slo-breaker", "Breaker's level", "kvobs_breaker_level", 'scope="cuda:0", mode="act"'),
+    ("slo-breaker", "Burn alerts", "kvobs_slo_alert", 'objective="o", severity="page", windows="5m & 1h"'),
+    ("telemetry", "What the overhead guard does", "kvobs_self_throttle", "")])
+def test_a_state_between_two_points_is_seen(board: str, title: str, name: str, labels: str, tmp_path: Path) -> None:
+    """A state of one scrape, 45 s before the point, is drawn; it is gone from the next point a minute on."""
+    series = {f"{name}{{{WHO}{', ' if labels else ''}{labels}}}": "0+0x36 2 0+0x40"}
+    kept = labels if "objective" in labels else ", ".join(filter(None, ('instance="a:1"', labels)))
+    [asked] = panel(board, title).values()
+    later = asked.replace("[1m]", "[1m] offset -1m")
+    assert answers(tmp_path, series, {"at": asked, "later": later},
+                   {"at": {f"{{{kept}}}": 2}, "later": {f"{{{kept}}}": 0}}) == ""

@@ -72,7 +72,9 @@ PRESSURE = Section("Pressure: what takes the device's memory", (
           state("kvobs.allocator.usage", "device", "state", device=ACCELERATORS), stacked=True,
           absent=NO_ALLOCATOR, width=12),
     lines("Device memory by owner", "Who holds the device's memory?",
-          state("kvobs.device.memory", "instance", "device", "part"), stacked=True, absent=NO_NVML, width=12),
+          state("kvobs.device.memory", "instance", "device", "part"), absent=NO_NVML, width=12,
+          note="Not stacked: each process tells of the whole device, so processes that share one say the same of "
+          "it, but for what is their own."),
 ))
 
 FRAGMENTATION = Section("Fragmentation: free memory that cannot serve", (

@@ -6,7 +6,7 @@ from kvobs.catalog import SLOW_ALLOCATION
 from kvobs.config import ARTICLE
 from kvobs.dashboards._model import Board, Section
 from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, share, stat, states, unreachable
-from kvobs.dashboards._promql import mean, quantile, rate, ratio, state, within, worst
+from kvobs.dashboards._promql import highest, mean, quantile, rate, ratio, state, within, worst
 from kvobs.dashboards.boards._shared import (
     NO_ALLOCATOR,
     NO_BREAKER,
@@ -107,7 +107,7 @@ MIGRATION = Section("Migration: what moves between devices", (
 
 BREAKER = Section("Breaker: what was done about it", (
     states("Breaker's level", "When did which scope of the breaker open, and how far?",
-           state("kvobs.breaker.level", "instance", "scope", "mode"), mappings=GOOD_TO_BAD, absent=NO_BREAKER),
+           highest("kvobs.breaker.level", "instance", "scope", "mode"), mappings=GOOD_TO_BAD, absent=NO_BREAKER),
     lines("Actions", "What was ordered, and was it done?", rate("kvobs.breaker.actions", "kind", "outcome"),
           absent=NONE_COUNTED, width=6, height=6),
     lines("Admission", "Who was let in, queued or refused?", rate("kvobs.admission.requests", "mode", "outcome"),

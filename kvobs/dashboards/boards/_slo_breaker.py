@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvobs.dashboards._model import Board, Section
 from kvobs.dashboards._panels import GOOD_TO_BAD, lines, query, stat, states, table, unreachable
-from kvobs.dashboards._promql import Expr, either, line, quantile, rate, ratio, state, worst
+from kvobs.dashboards._promql import Expr, either, highest, line, quantile, rate, ratio, state, worst
 from kvobs.dashboards.boards._shared import NO_BREAKER, NONE_COUNTED, UNJUDGED
 from kvobs.slo import ALERTS, window_text
 
@@ -38,7 +38,8 @@ STRIP = (
     stat("Changes of mind", "Does the breaker change its mind often?", rate("kvobs.breaker.transitions"),
          absent=NONE_COUNTED),
     stat("Refused", "Are requests turned away?",
-         rate("kvobs.admission.requests", mode=ENFORCED, outcome="~refused|full|late"), absent=NONE_COUNTED, steps=((None, "green"), (1e-9, "orange"))),
+         rate("kvobs.admission.requests", mode=ENFORCED, outcome="~refused|full|late"), absent=NONE_COUNTED,
+         steps=((None, "green"), (1e-9, "orange"))),
     stat("Late", "Do actions miss their time limit?", rate("kvobs.breaker.late"), absent=NONE_COUNTED,
          steps=((None, "green"), (1e-9, "red"))),
 )
@@ -53,7 +54,7 @@ SYMPTOM = Section("Symptom: how the objectives stand", (
           query(ratio(rate("kvobs.slo.good", "objective"), rate("kvobs.slo.events", "objective"), "good / events"),
                 "good:"),
           query(state("kvobs.slo.target", "objective"), "target:"), low=None, high=1, absent=UNJUDGED),
-    states("Burn alerts", "Which alert fired when?", state("kvobs.slo.alert", "objective", "severity", "windows"),
+    states("Burn alerts", "Which alert fired when?", highest("kvobs.slo.alert", "objective", "severity", "windows"),
            mappings=ALERT, absent=UNJUDGED, width=16, height=9),
     lines("Events judged", "Is there enough to judge?", rate("kvobs.slo.events", "objective"), absent=UNJUDGED,
           height=9),
@@ -61,8 +62,8 @@ SYMPTOM = Section("Symptom: how the objectives stand", (
 
 BREAKER = Section("Breaker: what it decided and did", (
     states("Breaker's level", "When did which scope of the breaker open, and how far?",
-           state("kvobs.breaker.level", "instance", "scope", "mode"), mappings=GOOD_TO_BAD, absent=NO_BREAKER, width=24,
-           note="In mode observe nothing is done about it."),
+           highest("kvobs.breaker.level", "instance", "scope", "mode"), mappings=GOOD_TO_BAD, absent=NO_BREAKER,
+           width=24, note="In mode observe nothing is done about it."),
     lines("Transitions", "Which levels open and close?", rate("kvobs.breaker.transitions", "mode", "level", "phase"),
           absent=NONE_COUNTED),
     lines("Actions", "What was ordered, and was it done?", rate("kvobs.breaker.actions", "actuator", "kind", "outcome"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvobs.dashboards._model import Board, Section
 from kvobs.dashboards._panels import lines, query, stat, states, table, text, unreachable
-from kvobs.dashboards._promql import SAMPLES, SCRAPE, rate, state, top
+from kvobs.dashboards._promql import SAMPLES, SCRAPE, highest, rate, state, top
 from kvobs.dashboards.boards._shared import NO_BRIDGE, NO_STEPS, NONE_COUNTED
 
 THROTTLE = {0: ("all", "green"), 1: ("no deep sampling", "yellow"), 2: ("passing through", "red")}
@@ -42,7 +42,7 @@ SYMPTOM = Section("Symptom: telemetry is lost, late or folded", (
 COST = Section("Cost: what watching takes", (
     lines("Share of the engine's time", "Does watching cost too much?", state("kvobs.self.overhead", "instance"),
           absent=NO_STEPS),
-    states("What the overhead guard does", "When was less observed?", state("kvobs.self.throttle", "instance"),
+    states("What the overhead guard does", "When was less observed?", highest("kvobs.self.throttle", "instance"),
            mappings=THROTTLE, absent="not reported", width=16, height=7),
     lines("On the engine's threads", "Which source's hooks take time?", rate("kvobs.self.hook.duration", "source"),
           note="By kvobs's own clock, which misses about an eighth. 1 is one thread, fully used."),
