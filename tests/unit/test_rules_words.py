@@ -15,7 +15,7 @@ POOL = "of m on cuda:0 (a:1)"
 WORDS = {
     "KvobsKvPoolExhaustionForecast": (
         f"The KV pool {POOL} will be used up within 15 minutes.",
-        "47.95% of the blocks are free or reusable. The line through the last 15 minutes reaches 0 within 15 minutes "
+        "39.96% of the blocks are free or reusable. The line through the last 15 minutes reaches 0 within 15 minutes "
         "even at the upper edge of its band, and so does the trend of the last 5 minutes.", "kv-cache"),
     "KvobsOutOfMemory": (
         "Calls of m (a:1) ended in an out-of-memory error.", "1 within the last 10 minutes.", "allocator"),
