@@ -122,9 +122,15 @@ class Metrics:
         self._windows.push(kind, attributes, t_ns, value, self._table)
         self._window_ns += self._clock() - started
 
+    def _known(self, origin: model.Origin) -> None:
+        """A model that computes can run out of memory, and the hooks that told of it can fail: neither has yet."""
+        self._table.add("kvobs.out_of_memory", (origin.model,), 0)
+        self._table.add("kvobs.self.hook.failures", (origin.source,), 0)
+
     def _fold_step(self, step: model.Step) -> None:
         origin, table = step.origin, self._table
         who = who_of(origin)
+        self._known(origin)
         phase = "prefill" if step.prefill else "decode"
         self._caches.sizes(step)
         table.add("kvobs.kv.reallocations", (*who, phase), step.reallocations)
@@ -183,6 +189,7 @@ class Metrics:
 
     def _fold_turn(self, turn: model.Turn) -> None:
         name, table = turn.origin.model, self._table
+        self._known(turn.origin)
         table.add("kvobs.turns", (name, turn.outcome), 1)
         table.add("kvobs.self.hook.duration", (turn.origin.source,), turn.hook_ns / SECOND)
         who = ("text_completion", turn.origin.source, name)

@@ -47,6 +47,7 @@ class Says(NamedTuple):
 # What is quiet unless it is the incident.
 NO_MOVES = Says("overview", "KV moved", "has nothing")
 NO_OOM = Says("overview", "Out of memory", "is at most", 0, ref="B")
+NO_CALL_LOST = Says("overview", "Out of memory", "is at most", 0)
 NO_PREEMPTIONS = Says("overview", "Preemptions", "is at most", 0)
 NOTHING_LOST = Says("overview", "Telemetry lost", "is at most", 0)
 REACHED = Says("overview", "Unreachable", "is mostly", 0)
@@ -92,7 +93,7 @@ EXPLAINED: dict[str, tuple[Says, ...]] = {
         Says("overview", "Fullest KV pool", "rises to", 0.8, 1.5),
         Says("kv-cache", "Blocks refused", "rises to", 1),
         Says("slo-breaker", "Burn rate", "rises to", 14.4),
-        NO_MOVES, NOTHING_LOST, REACHED, FAST, Says("overview", "Out of memory", "has nothing"),
+        NO_MOVES, NOTHING_LOST, REACHED, FAST, NO_CALL_LOST,
         Says("overview", "Reserved but unused", "is at most", 0.25)),
     "latency": (
         Says("overview", "Allocation p95", "rises to", 0.012, 4),
@@ -132,5 +133,5 @@ EXPLAINED: dict[str, tuple[Says, ...]] = {
         Says("kv-cache", "Blocks refused", "rises to", 1),
         Says("requests", "Why requests wait", "rises to", 1),
         Says("slo-breaker", "Burn rate", "rises to", 14.4),
-        NO_MOVES, NOTHING_LOST, REACHED, Says("overview", "Out of memory", "has nothing")),
+        NO_MOVES, NOTHING_LOST, REACHED, NO_CALL_LOST),
 }

@@ -95,6 +95,9 @@ def counted(events: list[model.Event]) -> Points:
     polled: dict[tuple[str, str, Key], float] = {}
     for event in events:
         add("kvobs.self.events", (), 1)
+        if isinstance(event, model.Step | model.Turn):
+            add("kvobs.out_of_memory", (event.origin.model,), 0)
+            add("kvobs.self.hook.failures", (event.origin.source,), 0)
         match event:
             case model.Step():
                 o, phase = event.origin, "prefill" if event.prefill else "decode"

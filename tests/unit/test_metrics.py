@@ -247,6 +247,15 @@ def test_errors_and_failures() -> None:
     assert points(metrics, "kvobs.self.hook.failures") == {("transformers",): 2}
 
 
+def test_the_first_error_of_a_known_model_is_growth() -> None:
+    """A model with a step or a turn has had 0 errors, and its source 0 failed hooks, before the first of them."""
+    metrics = fold(step(t_ns=1, origin=origin("known")))
+    assert points(metrics, "kvobs.out_of_memory") == {("known",): 0}
+    assert points(metrics, "kvobs.self.hook.failures") == {(origin().source,): 0}
+    metrics.fold([step(t_ns=2, origin=origin("known")), model.OutOfMemory(3, origin("known"), "s", "m")])
+    assert points(metrics, "kvobs.out_of_memory") == {("known",): 1}
+
+
 def test_a_newer_fact_about_a_subject_replaces_the_older() -> None:
     """Availability has one point per subject, the latest, with its reason."""
     metrics = fold(model.Availability("cuda", False, "No driver."), model.Availability("x", True, ""),
