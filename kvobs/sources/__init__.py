@@ -88,7 +88,7 @@ def _middleware(_: Wiring) -> Source:
     return AdmissionSource()
 
 
-def _failures(_: Wiring) -> Source:
+def _requests_that_fail(_: Wiring) -> Source:
     from kvobs.sources._failures import FailureSource
 
     return FailureSource()
@@ -97,7 +97,7 @@ def _failures(_: Wiring) -> Source:
 def factories() -> tuple[Factory, ...]:
     """The sources of this version, in the order they are installed."""
     return (_transformers, _vllm, _vllm_front_end, _sglang, _device_allocators, _cpu_allocations, _c_heap,
-            _machine, _nvidia_devices, _middleware, _failures)
+            _machine, _nvidia_devices, _middleware, _requests_that_fail)
 
 
 __all__ = ["Factory", "Wiring", "factories"]
