@@ -224,9 +224,7 @@ class Breaker:
 
     def _give(self, level: int, now_ns: int, why: Cause, *, undo: bool, again: bool = False) -> None:
         self._given_ns[level] = now_ns
-        self._orders += 1
-        self.causes[self._orders] = why
-        self.causes.pop(self._orders - MOST_CAUSES, None)
+        orders: list[tuple[model.Actuator, str]] = []
         try:
             actuators = self._actuators()
         except Exception as error:
@@ -242,7 +240,17 @@ class Breaker:
                         continue
                     wanted = one.again and actuator.plan(one.kind).bytes if again else one.reversible or not undo
                     if wanted:
-                        actuator.submit(model.Order(level, one.kind, self._orders, until_ns, undo, limit_ns))
+                        orders.append((actuator, one.kind))
+            except Exception as error:
+                self._say(f"the actuator {getattr(actuator, 'name', type(actuator).__name__)}", error)
+        if again and not orders:
+            return  # what is remembered of orders is bounded
+        self._orders += 1
+        self.causes[self._orders] = why
+        self.causes.pop(self._orders - MOST_CAUSES, None)
+        for actuator, kind in orders:
+            try:
+                actuator.submit(model.Order(level, kind, self._orders, until_ns, undo, limit_ns))
             except Exception as error:
                 self._say(f"the actuator {getattr(actuator, 'name', type(actuator).__name__)}", error)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from kvobs.config._tables import refuse_unknown, tables_of
 
 MOST_ROWS = 32  # each may name a class of its own, and classes are values of a metric's label
 KEYS = {"class": "a name of small letters, digits and '_', at most 40", "types": "a list of names with their modules, "
@@ -54,19 +55,11 @@ def parse_error_rows(tables: object) -> tuple[ErrorRow, ...]:
     Raises:
         ValueError: one clause that says which table, what is wrong and what is allowed.
     """
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError("error must be tables, each headed [[error]]")
-    if len(tables) > MOST_ROWS:
-        raise ValueError(f"there are {len(tables)} [[error]] tables; allowed are {MOST_ROWS}")
-    return tuple(_row(table, f"[[error]] number {number}") for number, table in enumerate(tables, 1))
+    return tuple(_row(table, where) for table, where in tables_of("error", tables, MOST_ROWS))
 
 
 def _row(table: Mapping[str, Any], where: str) -> ErrorRow:
-    for key in table:
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            raise ValueError(f"{where} has no key {key!r}; "
-                             + (f"did you mean {near[0]!r}?" if near else "allowed are " + ", ".join(KEYS)))
+    refuse_unknown(table, KEYS, where)
     given: dict[str, Any] = {"error_class": table.get("class", ""),
                              **{key: table[key] for key in table if key != "class"}}
     for key, value in given.items():

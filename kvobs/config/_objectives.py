@@ -7,12 +7,13 @@ An objective says which share (``target``) of events must be good. Of ``allocati
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from kvobs.config._tables import refuse_unknown, tables_of
 
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 MOST = 32  # objectives: each keeps days of counts
@@ -94,11 +95,7 @@ def parse_objectives(tables: object) -> tuple[Objective, ...]:
     Raises:
         ValueError: one clause that says which table, what is wrong and what is allowed.
     """
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError("slo must be tables, each headed [[slo]]")
-    if len(tables) > MOST:
-        raise ValueError(f"there are {len(tables)} [[slo]] tables; allowed are {MOST}")
-    found = [_objective(table, f"[[slo]] number {number}") for number, table in enumerate(tables, 1)]
+    found = [_objective(table, where) for table, where in tables_of("slo", tables, MOST)]
     names = [objective.name for objective in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two [[slo]] tables are named {twice[0]!r}")
@@ -106,11 +103,7 @@ def parse_objectives(tables: object) -> tuple[Objective, ...]:
 
 
 def _objective(table: Mapping[str, Any], where: str) -> Objective:
-    for key in table:
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            raise ValueError(f"{where} has no key {key!r}; "
-                             + (f"did you mean {near[0]!r}?" if near else "allowed are " + ", ".join(KEYS)))
+    refuse_unknown(table, KEYS, where)
     name = table.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,62}", name):
         raise ValueError(f"{where} needs a name of small letters, digits, '-', '_' and '.', at most 63")

@@ -93,5 +93,5 @@ def _chain(error: BaseException, left: list[int]) -> Iterator[BaseException]:
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:MOST_CHARACTERS]
-    except Exception:
+    except Exception:  # of the exception's own __str__
         return ""

@@ -30,6 +30,7 @@ class Metrics:
         self._windows = Windows(window_ms * 1_000_000, 4 * max_series)
         self._window_ns = 0
         self._caches_hidden = self._attention_hidden = False
+        self._last: model.Origin | None = None  # whose step or turn was folded last
 
     # -- writing (drain thread) ------------------------------------------------------------------------
 
@@ -124,6 +125,9 @@ class Metrics:
 
     def _known(self, origin: model.Origin) -> None:
         """A model that computes can run out of memory, and the hooks that told of it can fail: neither has yet."""
+        if origin is self._last:
+            return
+        self._last = origin
         self._table.add("kvobs.out_of_memory", (origin.model,), 0)
         self._table.add("kvobs.self.hook.failures", (origin.source,), 0)
 

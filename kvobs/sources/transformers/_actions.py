@@ -82,7 +82,7 @@ class Actions:
         self.point.close()
         self.growth.plain()
         if self.growth.any_away():
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # what stays away is told below, and comes back when it is used
                 self._moves.fetch_all(find_device(), left=0.0)
         if self.growth.any_away():
             _log.warning("kvobs: some caches have no room on their device and stay in host memory until they are used.")
